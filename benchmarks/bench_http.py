@@ -35,8 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from make_model import Type, write_model
+from make_model import write_model
 from shapes import SHAPES
+from weight_types import Type
 
 from lamella.base.errors import LamellaError
 from lamella.kernels.cpu.device import processor_name

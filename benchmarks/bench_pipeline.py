@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from make_model import Type, write_model
+from make_model import write_model
 from shapes import Shape
+from weight_types import Type
 
 from lamella.graph import Graph, Op, Tensor
 from lamella.kernels.cpu import CpuDevice

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-from make_model import TYPES
 from shapes import SHAPES
-from vs_llama_cpp import PAUSE_S, find_model
+from turns import PAUSE_S, find_model, names
+from weight_types import WEIGHTS
 
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.host import default_threads
@@ -268,9 +268,6 @@ def models_of(args: argparse.Namespace) -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 
-    def names(text: str) -> list[str]:
-        return [name for name in text.split(",") if name]
-
     def tests(text: str) -> list[Case]:
         return [Case.parse(name) for name in names(text)]
 
@@ -285,7 +282,7 @@ def main() -> None:
     add("--json", action="store_true", help="print all samples as JSON at the end")
     args = parser.parse_args()
     unknown = [name for name in args.shapes if name not in SHAPES]
-    unknown += [name for name in args.types if name not in [t.name for t in TYPES]]
+    unknown += [name for name in args.types if name not in WEIGHTS]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
     if args.threads < 1 or args.repetitions < 1:

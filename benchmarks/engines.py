@@ -1,12 +1,14 @@
-"""The engines that vs_llama_cpp.py compares, each in its own process.
+"""The engines that take turns (turns.py), each in its own process.
 
     python benchmarks/engines.py lamella|llama.cpp MODEL THREADS TESTS
 
 TESTS is a JSON list of `[n_prompt, n_gen, n_seq, n_depth]`. The process opens the model and prints
-`{"ready": seconds}`. For each index of a test on stdin, it runs the test and prints
-`{"seconds": ..., "peak": bytes}`. llama.cpp is called through its C functions, with batches that
-are prepared before the clock starts, so its Python binding adds only a few microseconds per step.
-Lamella's tokens are prepared as well. Tested by tests/observe/test_vs_llama_cpp.py.
+`{"ready": seconds, "version": ..., "isa": ...}`. For each index of a test on stdin, it runs the
+test and prints `{"seconds": ..., "peak": bytes}`. For `ceiling`, Lamella measures the machine and
+prints its speeds, and as `rates` an estimate of the most tokens per second of each test. llama.cpp
+is called through its C functions, with batches that are prepared before the clock starts, so its
+Python binding adds only a few microseconds per step. Lamella's tokens are prepared as well. Tested
+by tests/observe/test_vs_llama_cpp.py.
 """
 
 from __future__ import annotations
@@ -16,14 +18,20 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from lamella import __version__
+from lamella.base.settings import ISA
+from lamella.kernels.cpu.ceiling import measure_apart
+from lamella.kernels.cpu.compiler.isa import supported_isas
 from lamella.kernels.host import peak_memory
-from lamella.observe.bench import BenchTest, open_bench
+from lamella.observe.bench import Bench, BenchTest, bench_params, rate_ceiling
+from lamella.runtime.open import opened
 from lamella.runtime.params import OpenParams
 
 N_UBATCH = 512
@@ -38,6 +46,29 @@ class Engine(Protocol):
     def run(self, test: BenchTest) -> float:
         """Run a test and return its time in seconds."""
         ...
+
+    def facts(self) -> dict[str, Any]:
+        """Its version and instruction set."""
+        ...
+
+
+class Lamella(Bench):
+    """Lamella's CPU backend, opened by `open_lamella`."""
+
+    n_threads = 1
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": __version__, "isa": ISA() or supported_isas()[0]}
+
+    def ceiling(self, tests: Sequence[BenchTest]) -> dict[str, Any]:
+        """The machine's speeds, the bytes that a token reads, and the most tokens per second of
+        each test."""
+        card = self.card()
+        speeds = measure_apart(self.n_threads, card.n_bytes_read)
+        mul_adds = speeds.int8_per_s if card.is_quantized else speeds.f32_per_s
+        near = speeds.near_bytes_per_s
+        rates = [rate_ceiling(card, test, near, mul_adds, N_UBATCH) for test in tests]
+        return {"speeds": asdict(speeds), "bytes": card.n_bytes_read, "rates": rates}
 
 
 class LlamaBatch(NamedTuple):
@@ -82,6 +113,12 @@ class LlamaCpp:
         if not context:
             raise SystemExit(f"llama.cpp cannot make a context of {n_ctx} tokens")
         return context
+
+    def facts(self) -> dict[str, Any]:
+        # "CPU : SSE3 = 1 | AVX2 = 1 | ... | LLAMAFILE = 1 | "
+        features = self._lib.llama_print_system_info().decode().replace(":", "|").split("|")
+        isa = [text.split("=")[0].strip() for text in features if text.strip().endswith("= 1")]
+        return {"version": self._lib.__version__, "isa": " ".join(isa)}
 
     def run(self, test: BenchTest) -> float:
         context = self._contexts[test.n_seq]
@@ -139,10 +176,14 @@ def open_engine(
     """Open an engine by name, ready to run the tests."""
     if name == "llama.cpp":
         yield LlamaCpp(path, n_threads, tests)
-    else:
-        options = {"devices": ("none",), "n_threads": n_threads, "n_ubatch": N_UBATCH}
-        with open_bench(OpenParams.make({"path": path, **options}), tests) as bench:
-            yield bench
+        return
+    params = OpenParams.make(
+        {"path": path, "devices": ("none",), "n_threads": n_threads, "n_ubatch": N_UBATCH}
+    )
+    with opened(bench_params(params, tests)) as context:
+        lamella = Lamella(context)
+        lamella.n_threads = n_threads
+        yield lamella
 
 
 def main() -> None:
@@ -153,8 +194,11 @@ def main() -> None:
     ]
     begin = perf_counter()
     with open_engine(name, path, int(n_threads), tests) as engine:
-        print(json.dumps({"ready": perf_counter() - begin}), flush=True)
+        print(json.dumps({"ready": perf_counter() - begin, **engine.facts()}), flush=True)
         for line in sys.stdin:
+            if line == "ceiling\n" and isinstance(engine, Lamella):
+                print(json.dumps(engine.ceiling(tests)), flush=True)
+                continue
             seconds = engine.run(tests[int(line)])
             print(json.dumps({"seconds": seconds, "peak": peak_memory()}), flush=True)
 

@@ -4,12 +4,12 @@
 
 With --header-only, the file ends before the weights, which is enough for `lamella plan`. Every
 matrix has the given type, embeddings and output included (llama-quantize's --pure), except routers
-(F32) and the matrices beside MXFP4 experts (Q8_0). If rows are not whole blocks, the matrix has the
-type to which llama.cpp falls back. The vocabulary is a valid SPM vocabulary, or WordPiece for BERT,
-so Lamella and llama.cpp both load the file; with --vocab it is that of another file. Weights are
-scaled so that activations stay near 1.
-Blocks of a tensor are drawn from a pool of random blocks, reproducibly for a seed. Tested by
-tests/model/test_make_model.py.
+(F32) and the matrices beside MXFP4 experts (Q8_0). A mix, as Q4_K_M, has several types
+(weight_types.py). If rows are not whole blocks, the matrix has the type to which llama.cpp falls
+back. The vocabulary is a valid SPM vocabulary, or WordPiece for BERT, so Lamella and llama.cpp both
+load the file; with --vocab it is that of another file. Weights are scaled so that activations stay
+near 1. Blocks of a tensor are drawn from a pool of random blocks, reproducibly for a seed. Tested
+by tests/model/test_make_model.py.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES
 from rich.console import Console
 from rich.progress import Progress
 from shapes import SHAPES, Shape, tensors, write_sizes
+from weight_types import TYPES, WEIGHTS, Mix, Type, type_of
 
 from lamella.graph.types import GGMLType
 from lamella.kernels.quants import LAYOUTS
 from lamella.model.gguf import Array, open_gguf
 
 Bytes = npt.NDArray[np.uint8]
-Type = GGMLQuantizationType
 
 N_POOL: Final = 1 << 14  # units in the pool of a tensor
 UNIT: Final = 32  # elements of a unit, for types of smaller blocks
@@ -53,50 +53,11 @@ CENTERS: Final = {
     Type.Q4_K: 7.5,
     Type.Q5_K: 15.5,
     Type.Q6_K: 0.0,
-    Type.IQ4_NL: 0.0,
-    Type.IQ4_XS: 0.0,
-    Type.IQ3_S: 0.0,
-    Type.IQ3_XXS: 0.0,
-    Type.IQ2_S: 0.0,
-    Type.IQ2_XS: 0.0,
-    Type.IQ2_XXS: 0.0,
-    Type.IQ1_M: 0.0,
-    Type.IQ1_S: 0.0,
-    Type.TQ1_0: 0.0,
-    Type.TQ2_0: 0.0,
+    **{type: 0.0 for type in TYPES if type.name.startswith("IQ")},
 }
-# types for rows that are not whole blocks (llama-quant.cpp, llama_tensor_get_type)
-FALLBACKS: Final = {
-    Type.Q2_K: Type.Q4_0,
-    Type.Q3_K: Type.Q4_0,
-    Type.Q4_K: Type.Q5_0,
-    Type.Q5_K: Type.Q5_1,
-    Type.Q6_K: Type.Q8_0,
-}
-# matrices that converters write as F32
-FLOATS: Final = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
-TYPES: Final = (
-    *(Type.F32, Type.F16, Type.BF16),
-    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4),
-    *CENTERS,
-)
 
 
 # --- tensors ---
-
-
-def type_of(ne: tuple[int, ...], wanted: Type, name: str = "") -> Type:
-    """Return the type of a tensor: F32 for vectors, a fallback for rows of partial blocks.
-
-    As in llama-quantize, a router is F32. MXFP4 is the type of experts: other matrices are Q8_0.
-    """
-    if len(ne) == 1 or name.endswith((".bias", *FLOATS)):
-        return Type.F32
-    if wanted is Type.MXFP4 and "_exps" not in name:
-        return Type.Q8_0
-    while ne[0] % GGML_QUANT_SIZES[wanted][0]:
-        wanted = FALLBACKS.get(wanted, Type.F16)
-    return wanted
 
 
 def data_of(ne: tuple[int, ...], type: Type, rng: np.random.Generator) -> Bytes:
@@ -121,30 +82,29 @@ def _pool(type: Type, n: int) -> Bytes:
     deviation = n**-0.5
     if type in CENTERS:
         return _random_blocks(type, deviation, rng)
-    values = deviation * rng.standard_normal((N_POOL, _unit(type)), np.float32)
+    if type in (Type.TQ1_0, Type.TQ2_0):
+        values = rng.integers(-1, 2, (N_POOL, _unit(type))) * np.float32(deviation * 1.5**0.5)
+    else:
+        values = deviation * rng.standard_normal((N_POOL, _unit(type)), np.float32)
     pool: Bytes = quants.quantize(values, type).view(np.uint8).reshape(N_POOL, -1)
     return pool
 
 
 def _random_blocks(type: Type, deviation: float, rng: np.random.Generator) -> Bytes:
     """Return blocks of random bits, with a d that gives their values this standard deviation."""
-    layout = LAYOUTS[GGMLType.__members__[type.name]]
-    raw = rng.integers(0, 256, (N_POOL, layout.itemsize), np.uint8)
-    blocks = raw.view(layout)
-    if type is Type.TQ2_0:  # its values are 0, 1 and 2: a 3 becomes a 1
-        blocks["qs"] ^= (blocks["qs"] & blocks["qs"] >> 1 & 0x55) << 1
-    _set_scales(type, blocks, 1.0)
+    raw = rng.integers(0, 256, (N_POOL, GGML_QUANT_SIZES[type][1]), np.uint8)
+    _set_scale(type, raw, 1.0)
     spread = float(quants.dequantize(raw, type).std())
-    _set_scales(type, blocks, deviation / spread)
+    _set_scale(type, raw, deviation / spread)
     return raw
 
 
-def _set_scales(type: Type, blocks: npt.NDArray[np.void], d: float) -> None:
-    if type is Type.IQ1_M:  # 4 bits of d are the highest of each of 4 fields
-        bits = int(np.float16(d).view(np.uint16))
-        parts = [(bits >> 4 * i & 15) << 12 for i in range(4)]
-        blocks["scales"] = blocks["scales"] & 0xFFF | np.array(parts, np.uint16)
-        return
+def _set_scale(type: Type, raw: Bytes, d: float) -> None:
+    """Write the scale of all blocks, and of their minimums."""
+    blocks = raw.view(LAYOUTS[GGMLType.__members__[type.name]])
+    if type is Type.IQ1_M:  # the top 4 bits of each scale are 4 bits of d
+        parts = int(np.float16(d).view(np.uint16)) >> np.arange(0, 16, 4) & 15
+        blocks["scales"] = blocks["scales"] & 0xFFF | parts.astype(np.uint16) << 12
     for name, value in {"d": d, "dmin": CENTERS[type] * d}.items():
         if name in (blocks.dtype.names or ()):
             blocks[name] = value
@@ -225,7 +185,7 @@ def _write_spm(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 def write_model(
     shape: Shape,
-    type: Type,
+    weights: Type | Mix,
     path: Path,
     *,
     seed: int = 0,
@@ -237,7 +197,8 @@ def write_model(
     With `header_only`, the tensors' data is omitted. `vocab` is a file with `shape.n_vocab` tokens.
     The file is written as a whole: after an interruption it does not exist.
     """
-    todo = [(tensor, ne, type_of(ne, type, tensor)) for tensor, ne in tensors(shape)]
+    sizes = shape.n_layer, shape.n_expert
+    todo = [(tensor, ne, type_of(ne, weights, tensor, *sizes)) for tensor, ne in tensors(shape)]
     part = path.with_name(f"{path.name}.part")
     writer = gguf.GGUFWriter(part, shape.arch)
     try:
@@ -251,7 +212,7 @@ def write_model(
         writer.close()
         part.unlink(missing_ok=True)
         raise
-    block = GGML_QUANT_SIZES[type][0]
+    block = GGML_QUANT_SIZES[weights.base if isinstance(weights, Mix) else weights][0]
     return [
         f"{tensor} {kind.name}"
         for tensor, ne, kind in todo
@@ -287,7 +248,7 @@ def _write_tensors(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--type", choices=[t.name for t in TYPES], required=True, metavar="TYPE")
+    parser.add_argument("--type", choices=WEIGHTS, required=True, metavar="TYPE")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="(SHAPE-TYPE.gguf)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--header-only", action="store_true", help="omit the weights")
@@ -304,7 +265,7 @@ def main() -> None:
     path = args.output or Path(f"{args.shape}-{args.type}.gguf")
     fallen = write_model(
         shape,
-        Type.__members__[args.type],
+        WEIGHTS[args.type],
         path,
         seed=args.seed,
         header_only=args.header_only,

@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
-from make_model import Type, type_of, vocabulary
+from make_model import vocabulary
+from weight_types import Type, has_more_bits, type_of
 
 from lamella.cli.main import main as lamella
 
@@ -114,7 +115,7 @@ def _attention(model: Model, il: int) -> Iterator[Tensor]:
     yield _vector(blk + "attn_norm.weight", n_embd)
     yield _matrix(blk + "attn_q", (n_embd, n_q), Type.Q4_K)
     yield _matrix(blk + "attn_k", (n_embd, n_kv), Type.Q4_K)
-    v_type = Type.Q6_K if _more_bits(il, model.n_layer) else fewer_bits
+    v_type = Type.Q6_K if has_more_bits(il, model.n_layer) else fewer_bits
     yield _matrix(blk + "attn_v", (n_embd, n_kv), v_type)
     yield _matrix(blk + "attn_output", (n_q, n_embd), Type.Q4_K)
     if model.arch == "qwen2":
@@ -133,7 +134,7 @@ def _feed_forward(model: Model, il: int) -> Iterator[Tensor]:
         yield Tensor(blk + "ffn_gate_inp.weight", (n_embd, model.n_expert), Type.F32)
     yield _matrix(f"{blk}ffn_gate{exps}", (n_embd, n_ff, *experts), Type.Q4_K)
     yield _matrix(f"{blk}ffn_up{exps}", (n_embd, n_ff, *experts), Type.Q4_K)
-    down = Type.Q6_K if _more_bits(il, model.n_layer) else Type.Q4_K
+    down = Type.Q6_K if has_more_bits(il, model.n_layer) else Type.Q4_K
     yield _matrix(f"{blk}ffn_down{exps}", (n_ff, n_embd, *experts), down)
 
 
@@ -143,11 +144,6 @@ def _matrix(name: str, ne: tuple[int, ...], type: Type) -> Tensor:
 
 def _vector(name: str, n: int) -> Tensor:
     return Tensor(name, (n,), Type.F32)
-
-
-def _more_bits(il: int, n_layer: int) -> bool:
-    """True if attn_v and ffn_down of this layer are Q6_K (llama-quant.cpp, `use_more_bits`)."""
-    return il < n_layer // 8 or il >= 7 * n_layer // 8 or (il - n_layer // 8) % 3 == 2
 
 
 def file_size(model: Model) -> int:

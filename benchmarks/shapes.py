@@ -87,6 +87,7 @@ SHAPES: Final = {
     ),
     "8b": Shape(n_embd=4096, n_ff=14336, n_layer=32, n_head=32, n_head_kv=8, n_vocab=128_000),
     "1b": _1B,
+    "1b-4l": replace(_1B, n_layer=4),  # less to write and to load, more than caches hold
     "0.5b": Shape(n_embd=896, n_ff=4864, n_layer=24, n_head=14, n_head_kv=2),
     "110m": Shape(n_embd=768, n_ff=2048, n_layer=12, n_head=12, n_head_kv=12),
     "15m": Shape(n_embd=288, n_ff=768, n_layer=6, n_head=6, n_head_kv=6),

@@ -16,31 +16,34 @@ tests/observe/test_vs_llama_cpp.py.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
-from make_model import TYPES, Type, write_model
 from shapes import SHAPES
+from turns import (
+    DEPTH,
+    ENGINES,
+    Samples,
+    Worker,
+    find_model,
+    has_llama_cpp,
+    names,
+    opened,
+    ratios_of,
+    take_turns,
+)
+from weight_types import WEIGHTS
 
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.host import default_threads
 from lamella.observe.bench import BenchTest
 
-ENGINES: Final = ("llama.cpp", "lamella")
 STORIES: Final = "stories260K"  # a real model, which must be copied to the others by hand
-PAUSE_S: Final = 0.05  # pause between tests, as an engine's threads spin for a while afterwards
-DEPTH: Final = 16  # tokens of each sequence before the measured ones
 TESTS: Final = {
     "pp": BenchTest(n_prompt=512),
     "tg": BenchTest(n_gen=128, n_depth=DEPTH),
@@ -72,8 +75,6 @@ REFERENCES: Final = {
     "gpt-oss-3b": "moe-3b",
 }
 
-Samples = dict[str, list[float]]  # by engine, in the order of the runs
-
 HEADER: Final = """\
 | model            | test            | llama.cpp |   lamella | ratio | of llama | target | reached |
 | ---------------- | --------------- | --------: | --------: | ----: | -------: | -----: | ------- |
@@ -102,65 +103,14 @@ class Row:
         return (self.ratio if self.relative is None else self.relative) >= self.target
 
 
-class Worker:
-    """An engine in its own process, with a model open."""
-
-    def __init__(self, engine: str, path: Path, n_threads: int, tests: Sequence[BenchTest]) -> None:
-        numbers = [(t.n_prompt, t.n_gen, t.n_seq, t.n_depth) for t in tests]
-        script = Path(__file__).with_name("engines.py")
-        command = [sys.executable, str(script), engine, str(path), str(n_threads)]
-        self._engine = engine
-        self._process = subprocess.Popen(
-            [*command, json.dumps(numbers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def answer(self, index: int | None = None) -> dict[str, float]:
-        """Run the test `index` and return its result. Without an index, wait until it is ready."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        if index is not None:
-            self._process.stdin.write(f"{index}\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self._engine} ended with status {self._process.wait()}")
-        found: dict[str, float] = json.loads(line)
-        return found
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._process.terminate()  # it may be loading or running a test
-        self._process.communicate()  # closes its stdin, which ends it
-
-
 def measure_speed(
     paths: Sequence[Path], tests: Sequence[BenchTest], n_threads: int, n: int
 ) -> Iterator[list[Samples]]:
     """Yield each model's tokens per second in `n` runs of a test. Models and engines take turns."""
-    with ExitStack() as stack:
-        workers = []
-        for path, engine in itertools.product(paths, ENGINES):
-            worker = stack.enter_context(Worker(engine, path, n_threads, tests))
-            worker.answer()
-            workers.append(worker)
+    pairs = [(engine, path) for path in paths for engine in ENGINES]
+    with opened(pairs, n_threads, tests) as workers:
         for i, test in enumerate(tests):
-            speeds: list[list[float]] = [[] for _ in workers]
-            for trial in range(n + 1):  # the first one is the warm-up
-                for worker, found in zip(workers, speeds, strict=True):
-                    time.sleep(PAUSE_S)
-                    seconds = worker.answer(i)["seconds"]
-                    if trial:
-                        found.append(test.n_tokens / seconds)
+            speeds = take_turns(workers, i, test, n)
             yield [
                 dict(zip(ENGINES, pair, strict=True))
                 for pair in zip(speeds[::2], speeds[1::2], strict=True)
@@ -235,11 +185,6 @@ def row_of(
     return Row(model, test, theirs, ours, statistics.median(ratios), relative, target, samples)
 
 
-def ratios_of(samples: Samples) -> list[float]:
-    """Return the ratios of adjacent runs."""
-    return [b / a for a, b in zip(*(samples[engine] for engine in ENGINES), strict=True)]
-
-
 def print_row(row: Row) -> None:
     unit = 2**20 if row.test == MEMORY else 1
     name = "peak MiB" if row.test == MEMORY else TESTS[row.test].name
@@ -253,22 +198,8 @@ def print_row(row: Row) -> None:
     )
 
 
-def find_model(shape: str, type: str, folder: Path) -> Path:
-    """Return the path of a model's file. Write a random model if it does not exist."""
-    path = folder / f"{shape}-{type}.gguf"
-    if not path.exists():
-        if shape == STORIES:
-            raise SystemExit(f"{path} does not exist: copy this real model there")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_model(SHAPES[shape], Type.__members__[type], path)
-    return path
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-
-    def names(text: str) -> list[str]:
-        return [name for name in text.split(",") if name]
 
     add = parser.add_argument
     add(
@@ -289,7 +220,7 @@ def main() -> None:
     args = parser.parse_args()
     unknown = [name for name in args.tests if name not in known]
     unknown += [name for name in args.shapes if name not in (*SHAPES, STORIES)]
-    unknown += [name for name in args.types if name not in [t.name for t in TYPES]]
+    unknown += [name for name in args.types if name not in WEIGHTS]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
     models = [model for model in models_of(args) if tests_of(model, args)]
@@ -297,7 +228,7 @@ def main() -> None:
         parser.error("nothing to measure: these tests and models have no target (see --all)")
     if args.threads < 1 or args.repetitions < 1:
         parser.error("--threads and --repetitions must be at least 1")
-    if importlib.util.find_spec("llama_cpp") is None:
+    if not has_llama_cpp():
         raise SystemExit("llama-cpp-python is not installed: pip install -e '.[bench]'")
     print(f"{processor_name()}, {args.threads} threads, medians of {args.repetitions}\n")
     print(HEADER, end="")

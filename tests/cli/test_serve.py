@@ -17,11 +17,11 @@ import openai
 import pytest
 from commands import LAMELLA, lamella, tiny_model
 from golden_data import golden_cases, model_path
-from make_model import Type
 from page_browser import open_browser
 from serving import Server
 from shapes import Shape
 from tiny_models import TINY, write_model
+from weight_types import Type
 
 from lamella.cli import serve
 from lamella.runtime.instance import Instance

@@ -10,10 +10,10 @@ import make_model
 import numpy as np
 import numpy.typing as npt
 import pytest
-from make_model import Type
 from matrix import combinations
 from shapes import Shape
 from tiny_models import N_VOCAB, TINY, write_model
+from weight_types import Type
 
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
 from lamella.base.settings import NO_REUSE

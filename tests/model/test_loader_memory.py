@@ -11,8 +11,8 @@ from pathlib import Path
 
 import make_model
 import pytest
-from make_model import Type
 from shapes import SHAPES
+from weight_types import Type
 
 from lamella.base.settings import STRICT
 

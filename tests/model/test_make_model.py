@@ -11,8 +11,9 @@ import make_model
 import numpy as np
 import pytest
 from gguf import quants
-from make_model import FLOATS, Type, data_of, type_of, vocabulary, write_model
+from make_model import data_of, vocabulary, write_model
 from shapes import SHAPES, Shape, tensors
+from weight_types import FLOATS, TYPES, WEIGHTS, Type, type_of
 
 from lamella.base.errors import ModelFileError
 from lamella.kernels.cpu.device import CpuDevice
@@ -61,7 +62,7 @@ def test_the_vocabulary_of_another_file(tmp_path: Path) -> None:
         assert load_vocab(other.metadata).pieces() == load_vocab(one.metadata).pieces()
 
 
-@pytest.mark.parametrize("type", make_model.TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("type", TYPES, ids=lambda t: t.name)
 def test_activations_stay_near_one(type: Type) -> None:
     ne = (1024, 64)
     data = data_of(ne, type, np.random.default_rng(0))
@@ -83,8 +84,21 @@ def test_models_with_experts(tmp_path: Path) -> None:
 
 def test_routers_are_floats_and_experts_alone_are_mxfp4() -> None:
     names = ("ffn_up_exps.weight", "ffn_up_exps.bias", "ffn_gate_inp.weight", "attn_q.weight")
-    found = [type_of((64, 32), Type.MXFP4, name).name for name in names]
+    found = [type_of((64, 32), Type.MXFP4, name, n_expert=4).name for name in names]
     assert found == ["MXFP4", "F32", "F32", "Q8_0"]
+    assert type_of((64, 32), Type.MXFP4, "blk.0.attn_q.weight") is Type.MXFP4
+
+
+def test_a_mix_has_better_types_for_some_matrices() -> None:
+    mix, ne, n = WEIGHTS["Q4_K_M"], (256, 32), 16
+    found = [type_of(ne, mix, f"blk.{il}.ffn_down.weight", n).name for il in range(n)]
+    assert [il for il in range(n) if found[il] == "Q6_K"] == [0, 1, 4, 7, 10, 13, 14, 15]
+    assert {found[2], type_of(ne, mix, "blk.0.attn_q.weight", n).name} == {"Q4_K"}
+    assert type_of(ne, mix, "output.weight", n) is Type.Q6_K
+    assert type_of(ne, mix, "token_embd.weight", n) is Type.Q4_K
+    assert type_of((288, 32), mix, "blk.0.ffn_down.weight", n) is Type.Q8_0
+    small = [type_of(ne, WEIGHTS["Q3_K_M"], f"blk.{il}.attn_v.weight", n).name for il in (1, 2)]
+    assert small == ["Q5_K", "Q4_K"]
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
@@ -132,7 +146,15 @@ def test_shapes_match_their_names() -> None:
         name: sum(int(np.prod(ne)) for _, ne in tensors(shape)) // 10**6
         for name, shape in SHAPES.items()
     }
-    dense = {"70b": 70549, "8b": 8028, "1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
+    dense = {
+        "70b": 70549,
+        "8b": 8028,
+        "1b": 1104,
+        "1b-4l": 374,
+        "0.5b": 415,
+        "110m": 134,
+        "15m": 24,
+    }
     experts = {"8x7b": 46702, "gpt-oss-3b": 3477, "moe-3b": 3475}
     others = {"gemma3-1b": 734, "phi3-1b": 1004, "granite-1b": 1038}
     encoders = {"bge-small": 33, "bge-base": 108, "bge-large": 334, "nomic": 136}

@@ -12,11 +12,11 @@ from typing import Any
 import bench_pipeline
 import numpy as np
 import pytest
-from make_model import Type
 from make_model import write_model as write_bench_model
 from placed import placed
 from tiny_models import N_VOCAB, Tiny, write_model
 from watched_devices import Watch
+from weight_types import Type
 
 from lamella.base.errors import BackendError, ClosedError
 from lamella.base.settings import STRICT

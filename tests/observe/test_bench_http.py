@@ -12,8 +12,9 @@ from pathlib import Path
 import bench_http
 import pytest
 from bench_http import APIS, Api, Server, client_command, running, stream
-from make_model import Type, write_model
+from make_model import write_model
 from shapes import Shape
+from weight_types import Type
 
 SMALL = Shape(n_embd=64, n_ff=96, n_layer=1, n_head=2, n_head_kv=2, n_vocab=512)
 N_STREAMS = 3

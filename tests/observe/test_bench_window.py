@@ -8,8 +8,9 @@ from pathlib import Path
 
 import bench_window
 import pytest
-from make_model import Type, write_model
+from make_model import write_model
 from shapes import Shape
+from weight_types import Type
 
 SMALL = Shape(
     arch="gemma3",

@@ -16,9 +16,11 @@ import engines
 import numpy as np
 import pytest
 import vs_llama_cpp
-from make_model import TYPES, Type, write_model
+from make_model import write_model
 from shapes import SHAPES, Shape
-from vs_llama_cpp import ENGINES, MEMORY, REFERENCES, TARGETS, TESTS, Worker
+from turns import ENGINES, Worker
+from vs_llama_cpp import MEMORY, REFERENCES, TARGETS, TESTS
+from weight_types import WEIGHTS, Type
 
 from lamella.observe.bench import BenchTest
 
@@ -188,7 +190,7 @@ def test_a_ratio_is_compared_with_the_reference_at_the_same_time() -> None:
 def test_rows_with_targets_can_be_measured() -> None:
     for (shape, type), target in TARGETS.items():
         assert shape in (*SHAPES, vs_llama_cpp.STORIES)
-        assert type in [t.name for t in TYPES]
+        assert type in WEIGHTS
         assert set(target) <= {*TESTS, MEMORY}
     assert set(REFERENCES) <= {shape for shape, _ in TARGETS}
     assert set(REFERENCES.values()) <= set(SHAPES)

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from make_model import Type
 from make_model import write_model as make_model
 from open_params import open_params
 from planning import CONFIGURATIONS, N_CTX, N_LAYER, plan_of, sim, write_deep
 from shapes import SHAPES
 from tiny_models import TINY, write_model
+from weight_types import Type
 
 from lamella.base.errors import DoesNotFitError, RequestError
 from lamella.base.units import size_text
