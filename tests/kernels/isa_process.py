@@ -1,6 +1,6 @@
-"""A process that computes op cases with the kernels of LAMELLA_ISA, for the tests of ISAs.
+"""A process that computes op cases with the kernels of an ISA, for the tests of ISAs.
 
-Its argument selects the cases:
+LAMELLA_ISA names the ISA, or the second argument: one to emulate. The first selects the cases:
 `dots`: packed products with one weight type for each way to multiply bytes,
 `some`: products, rows and attention with more types, and every fifth of the other kernels,
 `all`: everything.
@@ -14,6 +14,11 @@ import json
 import sys
 from collections.abc import Iterator
 from typing import Final
+
+if sys.argv[2:]:
+    import emulated_isa
+
+    emulated_isa.emulate(sys.argv[2])  # before the kernels are imported
 
 import cpu_run
 import reference_run
