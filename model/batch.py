@@ -83,7 +83,7 @@ class UBatch:
     runs: list[Run]
     n_tokens: int
     n_outputs: int
-    seqs: list[KVSequence]  # the distinct sequences; one row of the page table each
+    seqs: dict[KVSequence, int]  # the distinct sequences, each with its row of the page table
 
     @property
     def n_tops(self) -> list[int]:
@@ -100,11 +100,11 @@ def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:
     """Cut a batch into ubatches of at most `n_ubatch` tokens of at most `n_seq_max` sequences."""
     rest = list(reversed(batch.runs))
     while rest:
-        ubatch = UBatch([], 0, 0, [])
+        ubatch = UBatch([], 0, 0, {})
+        seqs = ubatch.seqs
         while rest and ubatch.n_tokens < n_ubatch:
             run = rest[-1]
-            known = any(run.seq is seq for seq in ubatch.seqs)
-            if not known and len(ubatch.seqs) == n_seq_max:
+            if run.seq not in seqs and len(seqs) == n_seq_max:
                 break
             rest.pop()
             room = n_ubatch - ubatch.n_tokens
@@ -114,6 +114,5 @@ def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:
             ubatch.runs.append(run)
             ubatch.n_tokens += len(run.tokens)
             ubatch.n_outputs += run.n_outputs
-            if not known:
-                ubatch.seqs.append(run.seq)
+            seqs.setdefault(run.seq, len(seqs))
         yield ubatch

@@ -122,30 +122,24 @@ class DecodeGraph(StepGraph):
         All of them are written each time: the last computation may have reused their memory.
         """
         tokens, pos, seq, out_ids, attn_scale, groups = self._arrays
-        rows = {id(sequence): row for row, sequence in enumerate(ubatch.seqs)}
-        at, outputs = 0, 0
+        # lists first: NumPy takes as long for one number as for a short list
+        all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
         for run in ubatch.runs:
             n = len(run.tokens)
-            if n == 1:  # decoding: writing scalars is faster than writing slices
-                tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
-            else:
-                end = at + n
-                tokens[at:end] = run.tokens
-                pos[at:end] = range(run.pos, run.pos + n)
-                seq[at:end] = rows[id(run.seq)]
-            at += n
-            if run.n_outputs == 1:
-                out_ids[outputs] = at - 1
-            elif run.n_outputs:
-                out_ids[outputs : outputs + run.n_outputs] = range(at - run.n_outputs, at)
-            outputs += run.n_outputs
-        out_ids[outputs:] = 0
-        if at < self.params.n_tokens:
+            all_tokens += run.tokens
+            all_rows += [ubatch.seqs[run.seq]] * n
+            all_pos += (run.pos,) if n == 1 else range(run.pos, run.pos + n)
+            if run.n_outputs:
+                all_out += range(len(all_tokens) - run.n_outputs, len(all_tokens))
+        n, n_outputs = ubatch.n_tokens, ubatch.n_outputs
+        tokens[:n], pos[:n], seq[:n], out_ids[:n_outputs] = all_tokens, all_pos, all_rows, all_out
+        out_ids[n_outputs:] = 0
+        if n < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
-            tokens[at:] = pos[at:] = 0
-            seq[at:] = self.params.n_seqs
+            tokens[n:] = pos[n:] = 0
+            seq[n:] = self.params.n_seqs
         for g, group in enumerate(groups):
-            group.set(ubatch, g)
+            group.set(ubatch, g, pos)
         if self.temperature is not None and attn_scale is not None:
             attn_scale[:] = self.temperature.of(pos).view(np.int32)
 
@@ -159,31 +153,31 @@ class _GroupArrays(NamedTuple):
     end: I32Array
     window: Window | None
 
-    def set(self, ubatch: UBatch, g: int) -> None:
-        """Write the pages, cells and spans of group `g`. Padding tokens are in the last row."""
+    def set(self, ubatch: UBatch, g: int, pos: I32Array) -> None:
+        """Write the pages, cells and spans of group `g` for tokens at `pos`. Padding tokens are in
+        the last row."""
         table, cells, begin, end, window = self
-        for row, sequence in enumerate(ubatch.seqs):
+        for row, sequence in zip(table, ubatch.seqs, strict=False):
             pages = sequence.pages[g]
-            table[row, pages.first : pages.end] = pages.page_numbers()
+            row[pages.first : pages.end] = pages.page_numbers()
         table[-1, 0] = 0  # the scratch page
-        at = 0
+        all_cells = list[int]()
         for run in ubatch.runs:
-            n = len(run.tokens)
+            pages, n = run.seq.pages[g], len(run.tokens)
             if n == 1:
-                cells[at] = run.seq.pages[g].cell(run.pos)
-                end[at] = run.pos + 1
-                if window is not None:
-                    begin[at] = window.begin(run.pos)
+                all_cells.append(pages.cell(run.pos))
             else:
-                after = run.pos + n
-                cells[at : at + n] = run.seq.pages[g].cells(run.pos, after)
-                end[at : at + n] = range(run.pos + 1, after + 1)
-                if window is not None:
-                    begin[at : at + n] = window.begin(np.arange(run.pos, after, dtype=np.int32))
-            at += n
-        cells[at:] = 0
-        end[at:] = 1
-        begin[at if window is not None else 0 :] = 0
+                all_cells += pages.cells(run.pos, run.pos + n).tolist()
+        n = ubatch.n_tokens
+        cells[:n] = all_cells
+        cells[n:] = 0
+        np.add(pos[:n], 1, out=end[:n])
+        end[n:] = 1
+        if window is not None:
+            begin[:n] = window.begin(pos[:n])
+            begin[n:] = 0
+        else:
+            begin[:] = 0
 
 
 class _Arrays(NamedTuple):

@@ -149,6 +149,13 @@ class KVSequence:
         self._n_ready = end * self.pool.page_size
         return copies
 
+    def advance(self) -> bool:
+        """Reserve the next position if that needs neither a page nor a copy. Return True then."""
+        if self.length >= self._n_ready:
+            return False
+        self.length += 1
+        return True
+
     def prepare(self, begin: int, end: int) -> None:
         """Take the pages that a ubatch with the positions begin..end-1 needs in pools with windows.
 

@@ -11,6 +11,7 @@ import queue
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..base.errors import LamellaError, RequestError
 from ..model.guide import GrammarSpec
@@ -41,9 +42,9 @@ class TokenProbs:
     top: tuple[TokenProb, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Final text, and the tokens that begin in it."""
+class Piece(NamedTuple):
+    """Final text, and the tokens that begin in it. There is one for each token, so it is a tuple:
+    they are made fast."""
 
     text: str
     tokens: tuple[int, ...]
@@ -62,6 +63,11 @@ class StopFinder:
 
     def __init__(self, stop: Sequence[str]) -> None:
         self.stop = tuple(s for s in stop if s)  # an empty one is ignored, as in llama-server
+        self._first = {s[0] for s in self.stop}
+
+    def may_begin(self, text: str) -> bool:
+        """False if no stop string begins in `text`."""
+        return not self._first.isdisjoint(text)
 
     def find(self, text: str) -> tuple[int, str] | None:
         """The position and the text of the stop string; None if there is none yet."""
@@ -119,9 +125,14 @@ class TextSink:
 
     def token(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `Sink.token`."""
+        text = self._decoder.push(token)
+        is_held_back = self._text or self._tokens
+        if text and not is_held_back and logprobs is None and not self._finder.may_begin(text):
+            self._emit(Piece(text, (token,)))  # most tokens
+            return True
         probs = None if logprobs is None else self._token_probs(logprobs)
         self._tokens.append((len(self._text), token, probs))
-        return self._push(self._decoder.push(token))
+        return self._push(text)
 
     def finished(self, result: Result) -> None:
         """See `Sink.finished`."""

@@ -45,6 +45,7 @@ class Sampler:
 
     seed: int  # the seed in use, in 0 .. 2**32 - 1
     n_top: int  # number of largest logits that `sample` needs; 0 if it needs all
+    remembers: bool  # `accept` has an effect
 
     def __init__(self, params: SamplingParams, vocab: SamplerVocab) -> None:
         """Build the chain, and compile kernels that are not cached unless LAMELLA_NO_JIT is set.
@@ -62,6 +63,7 @@ class Sampler:
         chain = [(name, _step(name, params, vocab, self.seed)) for name in names]
         self._steps = [step for _, step in chain if step is not None]
         self._memories = [s for s in self._steps if isinstance(s, RepeatPenalties | DryPenalty)]
+        self.remembers = bool(self._memories)
         self._greedy = _is_greedy(params, {name for name, step in chain if step is not None})
         self.n_top = 1 if self._greedy else _n_kept(self._steps)
         self._rng = MersenneTwister(self.seed)

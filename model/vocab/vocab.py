@@ -8,7 +8,7 @@ docstrings name the differences. Knows no files, no models, no chat templates an
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -111,6 +111,7 @@ class Vocab:
             want(self.kernels)
         self._types = types.tobytes()
         self._pieces: dict[int, bytes] = {}  # those asked for so far, with control tokens' names
+        self._texts: dict[int, str | None] = {}  # see `whole_text`
         hidden = ids_of_types(types, TokenType.CONTROL, TokenType.UNKNOWN)
         self._hidden = frozenset(hidden)
         user_defined = ids_of_types(types, TokenType.USER_DEFINED)
@@ -202,6 +203,20 @@ class Vocab:
             piece = self._pieces[id] = self._shown(id)
         return b"" if id in self._hidden and not special else piece
 
+    def whole_text(self, id: int) -> str | None:
+        """Return the text of `piece`; None if it is not whole characters. Errors are those of
+        `piece`."""
+        try:
+            return self._texts[id]
+        except KeyError:
+            pass
+        try:
+            text = self.piece(id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._texts[id] = text
+        return text
+
     def pieces(self) -> list[bytes]:
         """Return the bytes of all tokens by id, as `piece` does for one."""
         return [b"" if id in self._hidden else self._shown(id) for id in range(self.n_tokens)]
@@ -231,9 +246,7 @@ class Vocab:
 
         `shown` are control tokens whose names are part of the text.
         """
-        if not shown:
-            return TextDecoder(self.piece)
-        return TextDecoder(lambda id: self.piece(id, special=id in shown))
+        return TextDecoder(self, shown)
 
     def _stripped(self, parts: list[str | int]) -> list[str | int]:
         """Return the parts of a text without the spaces that special tokens remove."""
@@ -264,18 +277,27 @@ class Vocab:
 class TextDecoder:
     """Decodes tokens one by one to complete characters. Invalid UTF-8 becomes U+FFFD."""
 
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
-        """`piece` returns the bytes of a token, as `Vocab.piece` does."""
-        self._piece = piece
+    def __init__(self, vocab: Vocab, shown: Container[int] = ()) -> None:
+        self._vocab = vocab
+        self._shown = shown
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._is_inside = False  # the last token ends inside a character
 
     def push(self, id: int) -> str:
         """Return the characters that this token completes, maybe "".
 
         Raises RequestError if the id is outside the vocabulary; the decoder does not change.
         """
-        return self._decoder.decode(self._piece(id))
+        is_shown = id in self._shown
+        if not self._is_inside and not is_shown:
+            whole = self._vocab.whole_text(id)
+            if whole is not None:
+                return whole
+        text = self._decoder.decode(self._vocab.piece(id, special=is_shown))
+        self._is_inside = self._decoder.getstate()[0] != b""
+        return text
 
     def flush(self) -> str:
         """End the text: return U+FFFD for an incomplete character, else "". Resets the decoder."""
+        self._is_inside = False
         return self._decoder.decode(b"", final=True)

@@ -170,7 +170,7 @@ class Runner:
                 continue  # if it failed, the shared prefix is shorter now
             self._queue.take_first()
             self.running.append(ticket)
-            ticket.enter(seq, time.perf_counter())
+            ticket.enter(seq, time.perf_counter(), self.n_ctx)
             if self.prefixes.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
             self._guard(ticket, partial(context.append, seq, n_new))
@@ -207,8 +207,11 @@ class Runner:
     def _plan_batch(self) -> BatchPlan:
         plan = BatchPlan(self._masks)
         for ticket in policy.decoding(self.running):
-            if ticket.decoding and self._grow(ticket):  # growing may preempt later jobs
-                tokens = ticket.tokens
+            if not ticket.decoding:
+                continue  # growing preempted it
+            seq, tokens = ticket.seq, ticket.tokens
+            assert seq is not None
+            if seq.advance() or self._grow(ticket, seq):
                 plan.add(ticket, tokens[-1:], len(tokens) - 1, wanted=True)
         n_ubatch = self._context.n_ubatch
         for ticket, n in policy.prompt_chunks(self.running, len(plan.batch), n_ubatch):
@@ -219,10 +222,8 @@ class Runner:
             plan.prefilled.append(ticket)
         return plan
 
-    def _grow(self, ticket: Ticket) -> bool:
-        """Reserve the next position. Return False if the job itself was preempted."""
-        seq = ticket.seq
-        assert seq is not None
+    def _grow(self, ticket: Ticket, seq: KVSequence) -> bool:
+        """Get a page for the next position. Return False if the job itself was preempted."""
         while not seq.can_append(1):
             youngest = policy.victim(self.running)
             self._preempt(youngest)
@@ -265,8 +266,11 @@ class Runner:
             self._prefilled(ticket)
         for ticket, row in zip(plan.outputs, rows, strict=True):
             if not ticket.settled:
-                next_token = partial(self._next_token, ticket, row, masks.get(ticket))
-                stop = self._guard(ticket, next_token)
+                try:
+                    stop = self._next_token(ticket, row, masks.get(ticket))
+                except Exception as e:  # of this job only
+                    self._fail((ticket,), e)
+                    continue
                 if stop is not None:
                     self._finish(ticket, stop)
 
@@ -288,8 +292,7 @@ class Runner:
         sampler, matcher = ticket.sampler, ticket.matcher
         if matcher is not None:
             matcher.check()  # a failed one has a mask of no meaning
-        n_before = ticket.n_predicted
-        if n_before == 0:
+        if ticket.t_first == 0:
             self._begin_predicting(ticket)
         try:
             token = sampler.sample(row, mask)
@@ -299,7 +302,8 @@ class Runner:
             raise
         if ticket.thinking is not None:
             token = ticket.thinking.next(token, mask)
-        sampler.accept(token)
+        if sampler.remembers:
+            sampler.accept(token)
         ticket.tokens.append(token)
         ticket.decoding = True
         if token in self._vocab.eog and not ticket.params.ignore_eos:
@@ -311,14 +315,14 @@ class Runner:
             return StopType.WORD
         if matcher is not None and matcher.is_finished:
             return StopType.EOS
-        limit, ticket.truncated = policy.limit_of(
-            n_before + 1,
-            ticket.params.n_predict,
-            len(ticket.tokens),
-            self.n_ctx,
-            ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token),
-        )
-        return limit
+        late = ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token)
+        if late or len(ticket.tokens) >= ticket.n_most:
+            n_predict = ticket.params.n_predict
+            limit, ticket.truncated = policy.limit_of(
+                ticket.n_predicted, n_predict, len(ticket.tokens), self.n_ctx, late
+            )
+            return limit
+        return None
 
     def _begin_predicting(self, ticket: Ticket) -> None:
         ticket.t_first = time.perf_counter()

@@ -26,6 +26,7 @@ class Ticket:
         "matcher",
         "n_cached",
         "n_done",
+        "n_most",
         "n_probs",
         "n_prompt",
         "n_top",
@@ -66,6 +67,7 @@ class Ticket:
         self.shared: Node | None = None  # the last page that later jobs can share
         self.n_cached = 0  # prompt tokens that the pool held at the first start
         self.n_done = 0  # evaluated tokens; not updated while decoding
+        self.n_most = 0  # tokens at which a limit ends the job
         self.decoding = False  # all tokens but the last one are evaluated
         self.is_sound = True  # no step with its tokens failed: its cells can be shared
         self.has_new_line = False
@@ -89,8 +91,10 @@ class Ticket:
         """Number of tokens whose keys and values the sequence holds."""
         return len(self.tokens) - 1 if self.decoding else self.n_done
 
-    def enter(self, seq: KVSequence, now: float) -> None:
-        """Start or restart with a sequence that holds the first tokens."""
+    def enter(self, seq: KVSequence, now: float, n_ctx: int) -> None:
+        """Start or restart with a sequence that holds the first tokens, in a context of `n_ctx`."""
+        n_predict = self.params.n_predict
+        self.n_most = n_ctx if n_predict < 0 else min(self.n_prompt + n_predict, n_ctx)
         self.seq = seq
         self.n_done = seq.length
         if not self.t_start:
