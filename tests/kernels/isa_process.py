@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-if sys.argv[2:]:
+if __name__ == "__main__" and sys.argv[2:]:
     import emulated_isa
 
     emulated_isa.emulate(sys.argv[2])  # before the kernels are imported
