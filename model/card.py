@@ -16,6 +16,7 @@ from .kv_memory import KVRead
 from .loader import LoadedModel
 
 EMBEDDINGS: Final = "token_embd.weight"
+OUTPUT: Final = "output.weight"
 FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
@@ -29,6 +30,7 @@ class ModelCard:
         n_params: elements of all weights; tied weights count once.
         n_bytes_read: bytes of weights that a step of one token reads.
         n_mul_adds: multiply-adds in the matrix products of one token.
+        n_mul_adds_output: those of the output matrix, only for tokens whose logits are computed.
         n_bytes_kv: bytes of keys and values that are stored for one token.
         kv_reads: the keys and values that each layer reads for one token.
         is_quantized: matrix products are computed with integers.
@@ -39,6 +41,7 @@ class ModelCard:
     n_params: int
     n_bytes_read: int
     n_mul_adds: int
+    n_mul_adds_output: int
     n_bytes_kv: int
     kv_reads: tuple[KVRead, ...]
     is_quantized: bool
@@ -64,10 +67,17 @@ def model_card(context: GraphContext) -> ModelCard:
         n_params=sum(t.n_elements for t in weights),
         n_bytes_read=int(n_read),
         n_mul_adds=int(n_mul_adds),
+        n_mul_adds_output=_n_output(model),
         n_bytes_kv=sum(group.cell_bytes for group in context.groups),
         kv_reads=tuple(read for _, read in context.reads()),
         is_quantized=type not in FLOATS,
     )
+
+
+def _n_output(model: LoadedModel) -> int:
+    """Return the elements of the output matrix, which may be that of the embeddings."""
+    output = model.weights.get(OUTPUT)
+    return 0 if output is None else output.n_elements
 
 
 def bytes_read(model: LoadedModel) -> dict[str, int]:

@@ -64,9 +64,13 @@ class BenchTest:
 
     @property
     def n_cells(self) -> int:
-        """Number of cells of the KV pool that the test needs: whole pages for each sequence."""
-        n = self.n_depth + self.n_prompt + self.n_gen
-        return self.n_seq * -(-n // PAGE_SIZE) * PAGE_SIZE
+        """Number of cells of the KV pool that the test needs: whole pages for each sequence.
+
+        Each run has a copy of the last page of the depth, if it is not full.
+        """
+        n_whole, end = self.n_depth // PAGE_SIZE, self.n_depth + self.n_prompt + self.n_gen
+        n_pages = -(-self.n_depth // PAGE_SIZE) + -(-end // PAGE_SIZE) - n_whole
+        return self.n_seq * n_pages * PAGE_SIZE
 
 
 def rate_ceiling(
@@ -75,15 +79,18 @@ def rate_ceiling(
     """An estimate of the most tokens per second on a machine of these speeds.
 
     A step takes the time to read or the time to multiply, whichever is longer. It reads the weights
-    once per `n_ubatch` tokens, and earlier keys and values once. The products of attention do not
-    count. Of experts, only those of one token count.
+    once per `n_ubatch` tokens, and earlier keys and values once. The output matrix is multiplied
+    with the last token of each sequence only. The products of attention do not count. Of experts,
+    only those of one token count.
     """
+    each = card.n_mul_adds - card.n_mul_adds_output
 
     def seconds(n_tokens: int, n_before: float, n_steps: int = 1) -> float:
         n_reads = -(-n_tokens // n_ubatch)
         n_bytes_kv = sum(layer.n_bytes(n_before) for layer in card.kv_reads)
         read = n_reads * card.n_bytes_read + test.n_seq * n_bytes_kv
-        return n_steps * max(read / bytes_per_s, n_tokens * card.n_mul_adds / mul_adds_per_s)
+        n_mul_adds = n_tokens * each + test.n_seq * card.n_mul_adds_output
+        return n_steps * max(read / bytes_per_s, n_mul_adds / mul_adds_per_s)
 
     total = 0.0
     if test.n_prompt:
@@ -96,19 +103,20 @@ def rate_ceiling(
 
 
 class Bench:
-    """Runs tests on a context. `bench_params` makes the context large enough."""
+    """Runs tests on a context. `bench_params` makes the context large enough.
+
+    Sequences filled to a test's depth are kept for the next runs of tests of this depth.
+    """
 
     def __init__(self, context: Context, seed: int = 0) -> None:
         self.context = context
         self._rng = np.random.default_rng(seed)
+        self._filled: list[KVSequence] = []
 
     def run(self, test: BenchTest) -> float:
         """Run a test once. Return its seconds; filling the context to its depth is not timed."""
-        pool = self.context.pool
-        seqs = [pool.new_sequence() for _ in range(test.n_seq)]
+        seqs = self._sequences(test)
         try:
-            if test.n_depth:
-                self._step(seqs, self._draw(test.n_seq, test.n_depth))
             lengths = [test.n_prompt] * bool(test.n_prompt) + [1] * test.n_gen
             steps = [self._draw(test.n_seq, n) for n in lengths]  # drawn before the measurement
             begin = perf_counter()
@@ -118,6 +126,27 @@ class Bench:
         finally:
             for seq in seqs:
                 seq.free()
+
+    def _sequences(self, test: BenchTest) -> list[KVSequence]:
+        """New sequences of the test's depth."""
+        pool, n_depth = self.context.pool, test.n_depth
+        if n_depth == 0:
+            return [pool.new_sequence() for _ in range(test.n_seq)]
+        if [seq.length for seq in self._filled] != [n_depth] * test.n_seq:
+            self.forget()
+            self._filled = [pool.new_sequence() for _ in range(test.n_seq)]
+            self._step(self._filled, self._draw(test.n_seq, n_depth))
+        seqs = [seq.fork() for seq in self._filled]
+        for seq in seqs:  # copy the shared last page now, not in a timed step
+            self.context.append(seq, 1)
+            seq.truncate(n_depth)
+        return seqs
+
+    def forget(self) -> None:
+        """Free the sequences that are kept."""
+        for seq in self._filled:
+            seq.free()
+        self._filled = []
 
     def _draw(self, n_seq: int, n: int) -> list[list[int]]:
         """`n` random tokens of each sequence."""
@@ -140,9 +169,8 @@ class Bench:
 
 def bench_params(params: OpenParams, tests: Sequence[BenchTest]) -> OpenParams:
     """`params` with a context that is large enough for each of the tests."""
-    return params.change(
-        n_ctx=max(test.n_cells for test in tests), n_parallel=max(test.n_seq for test in tests)
-    )
+    n_seqs = (test.n_seq * (2 if test.n_depth else 1) for test in tests)
+    return params.change(n_ctx=max(test.n_cells for test in tests), n_parallel=max(n_seqs))
 
 
 @contextmanager

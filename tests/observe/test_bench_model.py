@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import make_model
 import pytest
 from golden_data import model_path
 from open_params import open_params
+from shapes import Shape
 from tiny_models import N_VOCAB, TINY, write_model
+from weight_types import Type
 
 from lamella.base.errors import RequestError
 from lamella.graph.types import GGMLType
 from lamella.model.batch import Batch
 from lamella.model.context import F32Array
+from lamella.model.kv_pages import PAGE_SIZE
 from lamella.observe import bench as bench_module
 from lamella.observe.bench import Bench, BenchTest, open_bench
 
@@ -60,7 +65,39 @@ def test_decoded_batches(
     assert [(len(batch.runs), len(batch)) for batch in batches] == steps
     assert all(batch.n_outputs == test.n_seq for batch in batches)
     assert all(0 <= t < N_VOCAB for batch in batches for run in batch.runs for t in run.tokens)
+    bench.forget()
     assert bench.context.pool.n_free == n_free  # the pool was large enough
+
+
+@pytest.mark.parametrize("n_depth", [5, PAGE_SIZE])
+def test_a_depth_is_evaluated_once(
+    bench: Bench, n_depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, tokens = bench.context.decode, list[int]()
+
+    def spy(batch: Batch) -> F32Array:
+        tokens.append(len(batch))
+        return decode(batch)
+
+    monkeypatch.setattr(bench.context, "decode", spy)
+    deep = BenchTest(n_gen=2, n_depth=n_depth)
+    for test in (deep, deep, replace(deep, n_gen=1), replace(deep, n_depth=6), deep):
+        bench.run(test)
+    assert tokens == [n_depth, 1, 1, 1, 1, 1, 6, 1, 1, n_depth, 1, 1]
+    assert sum(seq.length for seq in bench._filled) == n_depth
+    bench.forget()
+
+
+def test_runs_have_room_beside_a_kept_depth(tmp_path: Path) -> None:
+    shape = Shape(
+        arch="gemma3", n_embd=64, n_ff=64, n_layer=6, n_head=2, n_head_kv=1, n_vocab=512, n_swa=64
+    )
+    make_model.write_model(shape, Type.Q8_0, tmp_path / "window.gguf")
+    test = BenchTest(n_gen=40, n_seq=3, n_depth=70)
+    with open_bench(open_params(tmp_path / "window.gguf", n_ubatch=32, **CPU), [test]) as bench:
+        assert len(bench.context.pool.pools) == 2
+        assert bench.run(test) > 0
+        assert bench.run(test) > 0
 
 
 def test_tokens_are_drawn_before_the_measurement(
@@ -89,7 +126,7 @@ def test_tokens_are_drawn_before_the_measurement(
 def test_names() -> None:
     assert [test.name for test in TESTS] == ["pp40", "tg3 @ d5", "pp4+tg2 x 3"]
     assert [test.n_tokens for test in TESTS] == [40, 3, 18]
-    assert [test.n_cells for test in TESTS] == [64, 32, 96]
+    assert [test.n_cells for test in TESTS] == [64, 64, 96]
 
 
 def test_costs_of_a_token(bench: Bench) -> None:
@@ -98,6 +135,7 @@ def test_costs_of_a_token(bench: Bench) -> None:
     norms = (2 * N_LAYER + 1) * N_EMBD
     assert card.name == "llama F16"
     assert card.n_mul_adds == matrices
+    assert card.n_mul_adds_output == N_EMBD * N_VOCAB
     assert card.n_params == matrices + norms + N_EMBD * N_VOCAB
     assert card.n_bytes_read == 2 * matrices + 4 * norms
     assert card.n_bytes_kv == N_LAYER * 2 * 32 * 2
@@ -123,6 +161,7 @@ def test_tied_weights_count_once_and_experts_by_their_use(tmp_path: Path) -> Non
     plain, tied, experts = cards.values()
     assert tied.n_params == plain.n_params - N_EMBD * N_VOCAB
     assert tied.n_bytes_read == plain.n_bytes_read
+    assert tied.n_mul_adds_output == plain.n_mul_adds_output
     # 2 of 4 experts, and the router
     added = N_LAYER * (3 * N_EMBD * N_FF + 4 * N_EMBD)
     assert experts.n_mul_adds == plain.n_mul_adds + added
