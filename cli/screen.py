@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any, Final, TextIO
 
-from rich.console import Console
-
 from ..base.errors import CancelledError
 from ..model.chat.message import ContentDelta, Delta, ReasoningDelta
 from .toolbox import Outcome
@@ -137,6 +135,10 @@ def _json(value: Any) -> str:
 def _has_colors(stream: TextIO, color: str) -> bool:
     if color != "auto":
         return color == "on"
+    if not stream.isatty():
+        return False
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+
     console = Console(file=stream)
     has = console.is_terminal and console.color_system is not None and not console.legacy_windows
     return has and not console.no_color

@@ -6,22 +6,24 @@ Tested by tests/cli/test_start.py.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from threading import Lock
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Final, Protocol
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..base.log import get_logger
 from ..model.context import Context
 from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.open import open_instance, open_model, opened
 from ..runtime.params import OpenParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 log = get_logger("start")
 
@@ -36,7 +38,7 @@ class StartProgress:
     """
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._is_terminal = sys.stderr.isatty()
         self._begin = perf_counter()
         self._lock = Lock()
         self._ended = False
@@ -68,7 +70,7 @@ class StartProgress:
         with self._lock:
             if self._ended:
                 return
-            if self._console.is_terminal:
+            if self._is_terminal:
                 self._show("compiling kernels (first use only)", done, total, name)
                 return
             kernels = "1 kernel" if total == 1 else f"{total} kernels"
@@ -76,6 +78,12 @@ class StartProgress:
                 self._report(f"compiling {kernels} (first use only) ...")
             elif done == total:
                 self._report(f"compiled {kernels} in {seconds:.1f} s")
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console  # noqa: PLC0415 - slow to import
+
+        return Console(stderr=True, highlight=False)
 
     def _report(self, text: str) -> None:
         """Print a line: a line of the log, in its format, if the command logs information."""
@@ -85,22 +93,34 @@ class StartProgress:
             self._console.print(text)
 
     def _show(self, what: str, done: int, total: int, detail: str) -> None:
-        if not self._console.is_terminal:
+        if not self._is_terminal:
             return
         if self._bars is None:
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
-                TextColumn("{task.fields[detail]}", table_column=Column(overflow="ellipsis")),
-                console=self._console,
-                transient=True,
-            )
+            self._bars = _bars(self._console)
             self._bars.start()
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total, detail=detail)
         self._bars.update(self._tasks[what], completed=done, total=total, detail=detail)
+
+
+def _bars(console: Console) -> Progress:
+    from rich.progress import (  # noqa: PLC0415 - slow to import
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+    from rich.table import Column  # noqa: PLC0415
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[detail]}", table_column=Column(overflow="ellipsis")),
+        console=console,
+        transient=True,
+    )
 
 
 class Watcher(Protocol):

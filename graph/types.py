@@ -1,14 +1,12 @@
 """Tensor types: every GGML type, with its block size in elements and in bytes.
 
-The sizes are ggml's (`ggml.c`, type_traits), checked against the `gguf` package at import. How a
+The sizes are ggml's (`ggml.c`, type_traits); a test compares them with the `gguf` package's. How a
 block is packed is in `kernels.quants`. Tested by tests/graph/test_types.py.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-
-from gguf.constants import GGML_QUANT_SIZES
 
 
 class GGMLType(IntEnum):
@@ -70,23 +68,3 @@ class GGMLType(IntEnum):
         """The bytes of a row of `n` elements; `n` must be a multiple of the block size."""
         assert n % self.block_size == 0, f"{n} elements are not a multiple of {self.name} blocks"
         return n // self.block_size * self.type_size
-
-
-def check_against(sizes: dict[int, tuple[int, int]]) -> None:
-    """Compare the table with the (block size, type size) of another source, by type number.
-
-    Types that only one side knows are ignored: a newer `gguf` may read files that Lamella refuses.
-
-    Raises:
-        RuntimeError: the two sources have different sizes for a type.
-    """
-    for t in GGMLType:
-        theirs = sizes.get(int(t), (t.block_size, t.type_size))
-        if theirs != (t.block_size, t.type_size):
-            raise RuntimeError(
-                f"type {t.name}: (block size, bytes) is {(t.block_size, t.type_size)} here, "
-                f"{theirs} in the gguf package"
-            )
-
-
-check_against({int(t): size for t, size in GGML_QUANT_SIZES.items()})

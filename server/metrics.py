@@ -3,21 +3,17 @@
     metrics = Metrics(state)
     metrics.render()    # the text of GET /metrics
 
-Values are read at each request; nothing is counted here. The registry is the server's own. Tested
-by tests/server/test_metrics.py.
+Values are read at each request; nothing is counted here. prometheus-client writes the text: it is
+slow to import, so it is imported at the first request. Tested by tests/server/test_metrics.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import Final, NamedTuple
 
 from ..runtime.embedder import Embedder
 from ..runtime.engine.counters import Counters
@@ -28,27 +24,37 @@ from .state import ServedModel, ServerState
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class Metric(NamedTuple):
+    """A metric: its name, help and type, the names of its labels, and (labels, value) pairs."""
+
+    name: str
+    text: str
+    type: str
+    labels: Sequence[str]
+    samples: Sequence[tuple[Sequence[str], float]]
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    return Metric(name, text, "counter", (), [((), value)])
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    return Metric(name, text, "gauge", (), [((), value)])
+
+
 class Metrics:
     """The metrics of one server."""
 
     def __init__(self, state: ServerState) -> None:
         self.t_start = time.time()
-        self._registry = CollectorRegistry()
-        self._registry.register(_State(state))
-
-    def render(self) -> bytes:
-        """Prometheus' text format, 0.0.4. Rates are averages since the last call."""
-        return generate_latest(self._registry)
-
-
-class _State(Collector):
-    """Reads a server's state."""
-
-    def __init__(self, state: ServerState) -> None:
         self._state = state
         self._before = Counters()  # at the last request
 
-    def collect(self) -> Iterator[Metric]:
+    def render(self) -> bytes:
+        """Prometheus' text format, 0.0.4. Rates are averages since the last call."""
+        return _written(self._collected())
+
+    def _collected(self) -> Iterator[Metric]:
         model = self._state.model
         if model is not None:
             now = replace(model.worker.counters)
@@ -62,8 +68,31 @@ class _State(Collector):
             yield _buffers(model.context.buffer_bytes())
             self._before = now
 
-    def describe(self) -> Iterator[Metric]:
-        return iter(())  # otherwise registering would call collect
+
+def _written(metrics: Iterator[Metric]) -> bytes:
+    """The text of metrics."""
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - slow
+    from prometheus_client.core import (  # noqa: PLC0415
+        CounterMetricFamily,
+        GaugeMetricFamily,
+    )
+    from prometheus_client.registry import Collector  # noqa: PLC0415
+
+    families: list[CounterMetricFamily | GaugeMetricFamily] = []
+    for one in metrics:
+        kind = CounterMetricFamily if one.type == "counter" else GaugeMetricFamily
+        family = kind(one.name, one.text, labels=one.labels)
+        for labels, value in one.samples:
+            family.add_metric(labels, value)
+        families.append(family)
+
+    class Collected(Collector):
+        def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+            return iter(families)
+
+    registry = CollectorRegistry()
+    registry.register(Collected())
+    return generate_latest(registry)
 
 
 # --- llama-server's (tools/server/server-context.cpp, get_metrics) ---
@@ -78,7 +107,7 @@ def _totals(now: Counters) -> Iterator[Metric]:
         ("tokens_predicted_seconds", "Predict process time", now.predicted_s),
         ("n_decode", "Total number of steps of the engine", now.n_steps),
     ):
-        yield CounterMetricFamily(f"llamacpp:{name}", text, value)
+        yield counter(f"llamacpp:{name}", text, value)
 
 
 def _rates(now: Counters, before: Counters) -> Iterator[Metric]:
@@ -97,7 +126,7 @@ def _rates(now: Counters, before: Counters) -> Iterator[Metric]:
             _ratio(n_predicted, predicted_s),
         ),
     ):
-        yield GaugeMetricFamily(f"llamacpp:{name}", text, value)
+        yield gauge(f"llamacpp:{name}", text, value)
 
 
 def _requests(worker: Engine | Embedder, now: Counters) -> Iterator[Metric]:
@@ -111,7 +140,7 @@ def _requests(worker: Engine | Embedder, now: Counters) -> Iterator[Metric]:
             _ratio(now.n_busy, now.n_steps),
         ),
     ):
-        yield GaugeMetricFamily(f"llamacpp:{name}", text, value)
+        yield gauge(f"llamacpp:{name}", text, value)
 
 
 # --- Lamella's own ---
@@ -119,36 +148,39 @@ def _requests(worker: Engine | Embedder, now: Counters) -> Iterator[Metric]:
 
 def _graphs(model: ServedModel) -> Iterator[Metric]:
     context = model.context
-    yield CounterMetricFamily(
+    yield counter(
         "lamella_graphs_built", "Ubatches that needed a new graph", context.n_graphs_built
     )
-    yield CounterMetricFamily(
-        "lamella_graphs_reused", "Ubatches that reused a graph", context.n_reused
-    )
-    displaced = GaugeMetricFamily(
+    yield counter("lamella_graphs_reused", "Ubatches that reused a graph", context.n_reused)
+    yield Metric(
         "lamella_displaced_nodes",
         "Nodes of a graph that run on another device than their layer",
-        labels=("op", "device", "wanted", "cause", "graph"),
+        "gauge",
+        ("op", "device", "wanted", "cause", "graph"),
+        [
+            ((*labels, graph), n)
+            for graph, nodes in model.displaced.items()
+            for labels, n in Counter((d.op, d.device, d.wanted, d.cause) for d in nodes).items()
+        ],
     )
-    for graph, nodes in model.displaced.items():
-        for labels, n in Counter((d.op, d.device, d.wanted, d.cause) for d in nodes).items():
-            displaced.add_metric((*labels, graph), n)
-    yield displaced
 
 
 def _pages(model: Instance) -> Iterator[Metric]:
-    free = GaugeMetricFamily(
+    groups = model.context.groups
+    yield Metric(
         "lamella_kv_pages_free",
         "Pages that no request uses, by group of layers; they may hold cached prefixes",
-        labels=("group",),
+        "gauge",
+        ("group",),
+        [((group.name,), group.pool.n_free) for group in groups],
     )
-    pages = GaugeMetricFamily(
-        "lamella_kv_pages", "Pages of keys and values, by group of layers", labels=("group",)
+    yield Metric(
+        "lamella_kv_pages",
+        "Pages of keys and values, by group of layers",
+        "gauge",
+        ("group",),
+        [((group.name,), group.pool.n_pages) for group in groups],
     )
-    for group in model.context.groups:
-        free.add_metric((group.name,), group.pool.n_free)
-        pages.add_metric((group.name,), group.pool.n_pages)
-    yield from (free, pages)
 
 
 def _texts(now: Counters) -> Iterator[Metric]:
@@ -159,18 +191,17 @@ def _texts(now: Counters) -> Iterator[Metric]:
         ("mask_seconds", "Time for masks, most of it beside the model's steps", now.mask_s),
         ("mask_wait_seconds", "Time that steps waited for masks", now.mask_wait_s),
     ):
-        yield CounterMetricFamily(f"lamella_{name}", text, value)
+        yield counter(f"lamella_{name}", text, value)
 
 
 def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:
-    family = GaugeMetricFamily(
+    return Metric(
         "lamella_buffer_bytes",
         "Bytes allocated, by buffer type and usage",
-        labels=("buffer_type", "usage"),
+        "gauge",
+        ("buffer_type", "usage"),
+        list(sizes.items()),
     )
-    for labels, n_bytes in sizes.items():
-        family.add_metric(labels, n_bytes)
-    return family
 
 
 def _ratio(a: float, b: float) -> float:

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import quants
-from gguf.constants import GGMLQuantizationType
 
 from ...alloc.host import DTYPES
 from ...base.errors import BackendError
@@ -28,13 +26,13 @@ NumpyKernel = Callable[[Tensor, Array, Sequence[Array]], None]
 @cache
 def can_dequantize(type: GGMLType) -> bool:
     """True if `gguf.quants` can decode the type (also floats). Tries it on a block of zeros."""
-    return _works(quants.dequantize, np.zeros((1, type.type_size), np.uint8), type)
+    return _works(_unpacked, type, np.zeros((1, type.type_size), np.uint8))
 
 
 @cache
 def can_quantize(type: GGMLType) -> bool:
     """True if `gguf.quants` can encode the type (also floats). Tries it on a block of zeros."""
-    return _works(quants.quantize, np.zeros((1, type.block_size), np.float32), type)
+    return _works(_packed, type, np.zeros((1, type.block_size), np.float32))
 
 
 def to_f32(type: GGMLType, array: Array) -> F32Array:
@@ -45,8 +43,7 @@ def to_f32(type: GGMLType, array: Array) -> F32Array:
     if rows.size == 0:  # gguf cannot count rows of empty arrays
         n = rows.shape[-1] // type.type_size * type.block_size
         return np.empty((*rows.shape[:-1], n), np.float32)
-    values: F32Array = quants.dequantize(rows, _quant_type(type))
-    return values
+    return _unpacked(type, rows)
 
 
 def from_f32(type: GGMLType, values: F32Array) -> Array:
@@ -57,8 +54,7 @@ def from_f32(type: GGMLType, values: F32Array) -> Array:
     if values.size == 0:
         n = values.shape[-1] if type in DTYPES else type.row_size(values.shape[-1])
         return np.empty((*values.shape[:-1], n), dtype)
-    rows: Array = quants.quantize(np.ascontiguousarray(values), _quant_type(type))
-    return rows.view(dtype)
+    return _packed(type, np.ascontiguousarray(values)).view(dtype)
 
 
 def store(type: GGMLType, dst: Array, values: F32Array) -> None:
@@ -113,15 +109,23 @@ def dot(a: F32Array, b: F32Array) -> F32Array:
     return sums
 
 
-def _works(
-    convert: Callable[[Array, GGMLQuantizationType], Array], rows: Array, type: GGMLType
-) -> bool:
+def _works(convert: Callable[[GGMLType, Array], Array], type: GGMLType, rows: Array) -> bool:
     try:
-        convert(rows, _quant_type(type))
+        convert(type, rows)
     except NotImplementedError:
         return False
     return True
 
 
-def _quant_type(type: GGMLType) -> GGMLQuantizationType:
-    return GGMLQuantizationType(int(type))
+def _unpacked(type: GGMLType, rows: Array) -> F32Array:
+    from gguf import GGMLQuantizationType, quants  # noqa: PLC0415 - slow to import
+
+    values: F32Array = quants.dequantize(rows, GGMLQuantizationType(int(type)))
+    return values
+
+
+def _packed(type: GGMLType, values: F32Array) -> Array:
+    from gguf import GGMLQuantizationType, quants  # noqa: PLC0415 - slow to import
+
+    rows: Array = quants.quantize(values, GGMLQuantizationType(int(type)))
+    return rows

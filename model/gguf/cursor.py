@@ -13,10 +13,10 @@ from mmap import mmap
 from typing import Final, Literal
 
 import numpy as np
-from gguf.constants import GGUFValueType
 
 from ...base.errors import ModelFileError
 from .strings import LENGTH_BYTES, Strings, find_strings
+from .value_type import GGUFValueType
 
 ByteOrder = Literal["<", ">"]
 

@@ -13,13 +13,12 @@ from math import prod
 from mmap import mmap
 from typing import NamedTuple
 
-from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
-
 from ...base.errors import ModelFileError, UnsupportedModelError
 from ...graph.types import GGMLType
 from .cursor import ByteOrder, Cursor, shown
 from .foreign import HEAD_BYTES, describe
 from .metadata import Metadata
+from .value_type import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 
 MAGIC = b"GGUF"  # the same in either byte order
 VERSIONS = (2, 3)

@@ -12,11 +12,11 @@ from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGUFValueType
 
 from ...base.errors import ModelFileError
 from .cursor import NUMBER_CODES, Cursor, shown
 from .strings import Strings
+from .value_type import GGUFValueType
 
 T = TypeVar("T")
 

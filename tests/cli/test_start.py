@@ -18,6 +18,7 @@ from lamella.server.state import LoadProgress
 def progress(is_terminal: bool) -> tuple[StartProgress, io.StringIO]:
     """A progress that writes to a buffer, which may count as a terminal."""
     output, made = io.StringIO(), StartProgress()
+    made._is_terminal = is_terminal
     made._console = Console(file=output, force_terminal=is_terminal, width=100)
     return made, output
 

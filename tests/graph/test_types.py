@@ -1,13 +1,11 @@
-"""The table of tensor types: equal to gguf's, checked at import; and the size of a row."""
+"""The table of tensor types: equal to gguf's; and the size of a row."""
 
 from __future__ import annotations
 
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from lamella.graph.types import GGMLType, check_against
-
-SIZES = {int(t): (t.block_size, t.type_size) for t in GGMLType}
+from lamella.graph.types import GGMLType
 
 
 @pytest.mark.parametrize("ours", GGMLType, ids=lambda t: t.name)
@@ -22,21 +20,6 @@ def test_lamella_knows_the_type_by_this_number_and_size(theirs: GGMLQuantization
     ours = GGMLType[theirs.name]
     assert int(ours) == int(theirs)
     assert (ours.block_size, ours.type_size) == GGML_QUANT_SIZES[theirs]
-
-
-@pytest.mark.parametrize("size", [(32, 19), (64, 18), (18, 32)])
-def test_check_against_refuses_another_size(size: tuple[int, int]) -> None:
-    with pytest.raises(RuntimeError) as error:
-        check_against({**SIZES, int(GGMLType.Q4_0): size})
-    assert "Q4_0" in str(error.value)
-    assert str((32, 18)) in str(error.value)
-    assert str(size) in str(error.value)
-
-
-def test_check_against_ignores_types_that_one_side_lacks() -> None:
-    check_against(SIZES)
-    check_against({})
-    check_against({**SIZES, 1000: (7, 7)})
 
 
 def test_quantized_types_are_those_with_blocks() -> None:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGUFValueType
 
 from lamella.graph.types import GGMLType
+from lamella.model.gguf.value_type import GGUFValueType
 
 ByteOrder = Literal["<", ">"]
 

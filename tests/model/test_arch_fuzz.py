@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from arch_goldens import EMBEDDINGS, GOLDENS
-from gguf.constants import GGUFValueType
 from gguf_files import Typed, layout
 
 from lamella.base.errors import ModelFileError, UnsupportedModelError
 from lamella.model.arch import open_architecture
 from lamella.model.gguf import Array, GGUFFile, Metadata, open_gguf
+from lamella.model.gguf.value_type import GGUFValueType
 from lamella.model.keys import Keys
 from lamella.model.loader import find_weights
 

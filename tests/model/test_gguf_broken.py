@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from gguf.constants import GGUFValueType
 from gguf_files import Raw, Tensor, Typed, build, layout
 
 from lamella.base.errors import ModelFileError, UnsupportedModelError
 from lamella.graph.types import GGMLType
 from lamella.model.gguf import open_gguf
+from lamella.model.gguf.value_type import GGUFValueType
 
 F32 = np.ones((2, 64), np.float32)
 ARRAY, BOOL, STRING = GGUFValueType.ARRAY, GGUFValueType.BOOL, GGUFValueType.STRING

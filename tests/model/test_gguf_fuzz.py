@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from gguf.constants import GGUFValueType
 from gguf_files import (
     CODES,
     ByteOrder,
@@ -31,6 +30,7 @@ from gguf_files import (
 from lamella.base.errors import ModelFileError
 from lamella.graph.types import GGMLType
 from lamella.model.gguf import Array, GGUFFile, open_gguf
+from lamella.model.gguf.value_type import GGUFValueType
 
 N_CASES = 720  # for each file
 N_BYTES_MAX = 1 << 16  # limit of allocated bytes, for files of up to 2 KiB

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf.constants import GGUFValueType
+from gguf import constants
 from gguf_files import Typed, build
 
 from lamella.base.errors import ModelFileError
 from lamella.model.gguf import Array, Metadata, open_gguf
+from lamella.model.gguf.value_type import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 
 CONTENT: dict[str, Any] = {
     "int": 5,
@@ -152,3 +153,9 @@ def test_an_array_has_type_and_length_before_it_is_decoded(metadata: Metadata) -
     flags = metadata["flags"]
     assert isinstance(flags, Array)
     assert list(flags) == list(flags) == [True, False]
+
+
+def test_types_of_values_are_those_of_gguf() -> None:
+    theirs = {t.name: int(t) for t in constants.GGUFValueType}
+    assert {t.name: int(t) for t in GGUFValueType} == theirs
+    assert constants.GGUF_DEFAULT_ALIGNMENT == GGUF_DEFAULT_ALIGNMENT

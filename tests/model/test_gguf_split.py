@@ -8,11 +8,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf.constants import GGUFValueType
 from gguf_files import Layout, Tensor, Typed, build, layout, shard_name, split_layouts, write_split
 
 from lamella.base.errors import ModelFileError
 from lamella.model.gguf import open_gguf
+from lamella.model.gguf.value_type import GGUFValueType
 
 UINT16, INT32 = GGUFValueType.UINT16, GGUFValueType.INT32
 

@@ -12,15 +12,16 @@ Tested by tests/kernels/test_cpu_decode.py.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gguf import quants
 from numba import types
 
 from ....graph.types import GGMLType
+from ...quants import values
 from ...quants.layouts import LAYOUTS
 from ..compiler.jit import Kernel
 from ..simd.calls import inlined
@@ -54,26 +55,25 @@ f32: Final = types.float32
 CODEC_ARGS: Final = 4  # src, dst, n, table
 
 Function = Callable[..., None]
+Table = Callable[[], npt.NDArray[Any]]  # makes a table when it is needed
 
 
 class Codec(NamedTuple):
-    """A kernel that converts a row, and its lookup table."""
+    """A kernel that converts a row, and its lookup table. `table` returns the same one always."""
 
     kernel: Kernel
-    table: npt.NDArray[Any] | None
+    table: Table | None
 
     @property
     def params(self) -> tuple[Kernel, int]:
         """The kernel and the address of its table, as parameters of a call."""
-        return self.kernel, 0 if self.table is None else self.table.ctypes.data
+        return self.kernel, 0 if self.table is None else self.table().ctypes.data
 
 
 DECODERS: Final[dict[GGMLType, Codec]] = {}
 
 
-def decoder(
-    type: GGMLType, table: npt.NDArray[Any] | None = None
-) -> Callable[[Function], Function]:
+def decoder(type: GGMLType, table: Table | None = None) -> Callable[[Function], Function]:
     """Declare `function(block, out, table)` as the decoder of one block of a type."""
 
     def declare(function: Function) -> Function:
@@ -90,9 +90,14 @@ def decoder(
     return declare
 
 
-def _declare(type: GGMLType, function: Function, table: npt.NDArray[Any] | None = None) -> None:
+def _declare(type: GGMLType, function: Function, table: Table | None = None) -> None:
     function.__name__ = f"decode_{type.name.lower()}"
-    DECODERS[type] = Codec(Kernel(function, CODEC_ARGS), table)
+    DECODERS[type] = Codec(Kernel(function, CODEC_ARGS), table and cache(table))
+
+
+def floats(numbers: Sequence[float]) -> Table:
+    """The table of these numbers as floats."""
+    return lambda: np.array(numbers, np.float32)
 
 
 def offsets(type: GGMLType) -> Any:
@@ -184,7 +189,7 @@ def _q8_0(block, out, table):
     store_f32x16(out + 64, load_i8x16(block + Q8_0.qs + 16) * d)
 
 
-@decoder(GGMLType.IQ4_NL, np.array(quants.IQ4_NL.kvalues, np.float32))
+@decoder(GGMLType.IQ4_NL, floats(values.IQ4_NL))
 def _iq4_nl(block, out, table):
     d = splat_f16(block + IQ4_NL.d)
     q = load_u8_i32x16(block + IQ4_NL.qs)
@@ -192,7 +197,7 @@ def _iq4_nl(block, out, table):
     store_f32x16(out + 64, lookup(table, q >> 4) * d)
 
 
-@decoder(GGMLType.MXFP4, np.array(quants.MXFP4.kvalues, np.float32))
+@decoder(GGMLType.MXFP4, floats(values.E2M1))
 def _mxfp4(block, out, table):
     e = load_u8(block + MXFP4.e)
     # half of 2 ** (e - 127); subnormal for e < 2
@@ -202,13 +207,12 @@ def _mxfp4(block, out, table):
     store_f32x16(out + 64, lookup(table, q >> 4) * d)
 
 
-# the 16 values, then the 256 scales as floats
-_NVFP4_TABLE: Final = np.concatenate(
-    [quants.NVFP4.kvalues, quants.NVFP4.ue4m3_to_fp32(np.arange(256, dtype=np.uint8))]
-).astype(np.float32)
+def _nvfp4_table() -> npt.NDArray[np.float32]:
+    """The 16 values, then the 256 scales."""
+    return np.concatenate([np.array(values.E2M1, np.float32), values.ue4m3()])
 
 
-@decoder(GGMLType.NVFP4, _NVFP4_TABLE)
+@decoder(GGMLType.NVFP4, _nvfp4_table)
 def _nvfp4(block, out, table):
     for i in range(4):
         d = splat(load_f32(table + 64 + 4 * load_u8(block + NVFP4.d + i)))

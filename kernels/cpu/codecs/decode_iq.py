@@ -6,13 +6,13 @@ Tested by tests/kernels/test_cpu_decode.py.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-from gguf import quants
 
 from ....graph.types import GGMLType
+from ...quants.values import IQ4_NL, N_SIGNS, Bytes, grid, signs
 from ..simd.calls import inlined
 from ..simd.ints import (
     f16_of_bits,
@@ -26,9 +26,7 @@ from ..simd.ints import (
 )
 from ..simd.memory import load_f16, load_u8, load_u16, load_u32, store_f32x16
 from ..simd.vectors import splat
-from .decode import decoder, f32, offsets
-
-Bytes = npt.NDArray[np.int8]
+from .decode import decoder, f32, floats, offsets
 
 IQ1_S: Final = offsets(GGMLType.IQ1_S)
 IQ1_M: Final = offsets(GGMLType.IQ1_M)
@@ -39,15 +37,10 @@ IQ3_XXS: Final = offsets(GGMLType.IQ3_XXS)
 IQ3_S: Final = offsets(GGMLType.IQ3_S)
 IQ4_XS: Final = offsets(GGMLType.IQ4_XS)
 
-# the eighth sign makes the number of negative signs even, so seven bits select one of 128 bytes
-_SIGNS: Final = np.frombuffer(quants.IQ2_XXS.ksigns, np.int8)
-N_SIGNS: Final = _SIGNS.size
 
-
-def _table(kind: Any) -> Bytes:
+def _table(type: GGMLType) -> Callable[[], Bytes]:
     """The signs, then the grid of a type, with a byte for each value."""
-    kind.init_grid()
-    return np.concatenate([_SIGNS, kind.grid.astype(np.int8).ravel()])
+    return lambda: np.concatenate([signs(), grid(type.name).ravel()])
 
 
 @inlined
@@ -81,7 +74,7 @@ def _store(out, grid, factor, signs):
     store_f32x16(out, flip_signs(grid * splat(factor), signs))
 
 
-@decoder(GGMLType.IQ2_XXS, _table(quants.IQ2_XXS))
+@decoder(GGMLType.IQ2_XXS, _table(GGMLType.IQ2_XXS))
 def _iq2_xxs(block, out, table):
     d = load_f16(block + IQ2_XXS.d)
     for j in range(8):  # 32 values each
@@ -94,7 +87,7 @@ def _iq2_xxs(block, out, table):
             _store(out + 128 * j + 64 * i, grid, factor, signs)
 
 
-@decoder(GGMLType.IQ2_XS, _table(quants.IQ2_XS))
+@decoder(GGMLType.IQ2_XS, _table(GGMLType.IQ2_XS))
 def _iq2_xs(block, out, table):
     d = load_f16(block + IQ2_XS.d)
     for i in range(16):  # 16 values each
@@ -104,7 +97,7 @@ def _iq2_xs(block, out, table):
         _store(out + 64 * i, grid, factor, _signs(table, a >> 9, b >> 9))
 
 
-@decoder(GGMLType.IQ2_S, _table(quants.IQ2_S))
+@decoder(GGMLType.IQ2_S, _table(GGMLType.IQ2_S))
 def _iq2_s(block, out, table):
     d = load_f16(block + IQ2_S.d)
     for i in range(16):
@@ -116,7 +109,7 @@ def _iq2_s(block, out, table):
         _store(out + 64 * i, _grid_8(table, a, b), factor, signs)
 
 
-@decoder(GGMLType.IQ3_XXS, _table(quants.IQ3_XXS))
+@decoder(GGMLType.IQ3_XXS, _table(GGMLType.IQ3_XXS))
 def _iq3_xxs(block, out, table):
     d = load_f16(block + IQ3_XXS.d)
     for j in range(8):
@@ -129,7 +122,7 @@ def _iq3_xxs(block, out, table):
             _store(out + 128 * j + 64 * i, _grid_4(table, a, b, c, e), factor, signs)
 
 
-@decoder(GGMLType.IQ3_S, _table(quants.IQ3_S))
+@decoder(GGMLType.IQ3_S, _table(GGMLType.IQ3_S))
 def _iq3_s(block, out, table):
     d = load_f16(block + IQ3_S.d)
     for i in range(16):
@@ -148,7 +141,7 @@ def _delta(bit):
     return splat(f32(-0.125) if bit else f32(0.125))
 
 
-@decoder(GGMLType.IQ1_S, _table(quants.IQ1_S))
+@decoder(GGMLType.IQ1_S, _table(GGMLType.IQ1_S))
 def _iq1_s(block, out, table):
     d = load_f16(block + IQ1_S.d)
     for j in range(8):
@@ -162,7 +155,7 @@ def _iq1_s(block, out, table):
             store_f32x16(out + 128 * j + 64 * i, value * factor)
 
 
-@decoder(GGMLType.IQ1_M, _table(quants.IQ1_S))
+@decoder(GGMLType.IQ1_M, _table(GGMLType.IQ1_S))
 def _iq1_m(block, out, table):
     scales, bits = block + IQ1_M.scales, 0
     for i in range(4):
@@ -178,7 +171,7 @@ def _iq1_m(block, out, table):
         store_f32x16(out + 64 * i, (_grid_8(table, a, b) + delta) * factor)
 
 
-@decoder(GGMLType.IQ4_XS, np.array(quants.IQ4_NL.kvalues, np.float32))
+@decoder(GGMLType.IQ4_XS, floats(IQ4_NL))
 def _iq4_xs(block, out, table):
     d, high = load_f16(block + IQ4_XS.d), load_u16(block + IQ4_XS.scales_h)
     for j in range(8):

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from gguf import quants
-
 from ....graph.types import GGMLType
+from ...quants import values
 from ..simd.bytes import (
     bits,
     bits_of,
@@ -136,7 +135,7 @@ def _q8_0(multiply, size):
     return run
 
 
-_iq4_nl_values: Final = nibbles([int(v) + 128 - 256 * (v >= 0) for v in quants.IQ4_NL.kvalues])
+_iq4_nl_values: Final = nibbles([int(v) + 128 - 256 * (v >= 0) for v in values.IQ4_NL])
 
 
 @step(GGMLType.IQ4_NL)
@@ -168,7 +167,7 @@ def _iq4_xs(multiply, size):
     return run
 
 
-_E2M1: Final = [v + FORMATS[GGMLType.MXFP4].offset for v in quants.MXFP4.kvalues]
+_E2M1: Final = [v + FORMATS[GGMLType.MXFP4].offset for v in values.E2M1]
 _mxfp4_values: Final = nibbles(_E2M1)
 _nvfp4_values: Final = nibbles(_E2M1, run=2)
 
