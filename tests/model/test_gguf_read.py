@@ -11,12 +11,13 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf.constants import GGUFEndian, GGUFValueType
+from gguf.constants import GGUFEndian
 from gguf_files import ByteOrder, Tensor, Typed, blocks, build
 
 from lamella.base.errors import ClosedError, ModelFileError
 from lamella.graph.types import GGMLType
 from lamella.model.gguf import Array, GGUFFile, open_gguf
+from lamella.model.gguf.value_type import GGUFValueType
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("LAMELLA_TEST_DATA", ROOT.parent / "shared"))
