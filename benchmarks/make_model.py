@@ -144,7 +144,7 @@ def _copy_vocab(writer: gguf.GGUFWriter, path: Path) -> None:
     with open_gguf(path, header_only=True) as file:
         for key, value in file.metadata.items():
             if key.startswith("tokenizer."):
-                kind = file.metadata.value_type(key)
+                kind = gguf.GGUFValueType(file.metadata.value_type(key))
                 writer.add_key_value(key, list(value) if isinstance(value, Array) else value, kind)
 
 

@@ -302,7 +302,7 @@ def _loaded_type(path: Path, spec: WeightSpec, parts: tuple[TensorInfo, ...]) ->
     type = parts[0].type
     if len(spec.ne) > 1:
         return type
-    if not can_dequantize(type):
+    if type is not GGMLType.F32 and not can_dequantize(type):
         raise UnsupportedModelError(
             f"{path}: tensor {parts[0].name} of type {type.name} cannot be read as F32"
         )

@@ -7,7 +7,6 @@ Knows no model and no chat. Tests: tests/runtime/test_functions.py.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from reprlib import repr as shortened
@@ -74,6 +73,8 @@ class FunctionTool:
         given = self._given(arguments)
         if inspect.iscoroutinefunction(self._function):
             return result_text(await self._function(**given))
+        import asyncio  # noqa: PLC0415 - slow to import
+
         return result_text(await asyncio.to_thread(self._function, **given))
 
     def result(self, arguments: str) -> str:
@@ -92,7 +93,11 @@ class FunctionTool:
 
     def _run(self, arguments: str) -> object:
         result = self._function(**self._given(arguments))
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
+        if not inspect.iscoroutine(result):
+            return result
+        import asyncio  # noqa: PLC0415 - slow to import
+
+        return asyncio.run(result)
 
     def _given(self, arguments: str) -> dict[str, Any]:
         """The arguments by name, converted. Raises RequestError."""

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_zeros
@@ -26,10 +25,11 @@ from ..host import host_memory, python_command
 from .compiler.jit import Kernel, kernel
 from .params import first_of
 from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
+from .simd import types
 from .simd.bytes import emit_dot4, fma, pack, unpack
-from .simd.ints import i32x16, vector_function
+from .simd.ints import i32x16
 from .simd.memory import load_f32x16, load_i64, store_f32
-from .simd.vectors import LANES, f32x16, hsum, pointer_to, zero
+from .simd.vectors import LANES, f32x16, hsum, pointer_to, vector_function, zero
 
 BUFFER_BYTES: Final = 512 << 20  # more than any cache holds
 NEAR_BYTES: Final = 64 << 20  # bytes read in total when a small range is read repeatedly

@@ -21,7 +21,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_zeros
@@ -30,7 +29,8 @@ from ...base.priority import lower_priority, show_thread_name
 from ..host import POLL
 from .compiler.jit import Kernel
 from .compiler.native import native
-from .simd.calls import call_kernel, inlined
+from .simd import types
+from .simd.calls import call_kernel, external, inlined
 from .simd.memory import load_i64, store_i64
 from .simd.sync import atomic_add, atomic_load, atomic_store, now_ns, pause
 
@@ -69,12 +69,11 @@ LOOKS: Final = 16
 SPIN_NS: Final = 20_000  # for each level of polling: 1 ms by default
 SPIN_BARRIER_NS: Final = 100_000  # the minimum at a barrier: the other threads are running
 
-_yield = types.ExternalFunction("sched_yield", types.int32())
-_PTHREAD = types.int32(types.int64)
-_lock = types.ExternalFunction("pthread_mutex_lock", _PTHREAD)
-_unlock = types.ExternalFunction("pthread_mutex_unlock", _PTHREAD)
-_signal = types.ExternalFunction("pthread_cond_signal", _PTHREAD)
-_wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
+_yield = external("sched_yield", types.int32)
+_lock = external("pthread_mutex_lock", types.int32, types.int64)
+_unlock = external("pthread_mutex_unlock", types.int32, types.int64)
+_signal = external("pthread_cond_signal", types.int32, types.int64)
+_wait = external("pthread_cond_wait", types.int32, types.int64, types.int64)
 
 
 @inlined

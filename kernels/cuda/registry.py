@@ -128,7 +128,6 @@ def _check_versions(driver: str, compiler: str) -> None:
 @cache
 def find_cuda() -> CudaRegistry:
     """The machine's CUDA devices. The process looks for them once."""
-    found = open_cuda()
-    if found.devices() or nvidia_device():
-        return found
+    if nvidia_device():
+        return open_cuda()  # slow: imports NVIDIA's bindings
     return CudaRegistry((), "this machine has no NVIDIA device", is_absent=True)

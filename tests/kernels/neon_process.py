@@ -33,7 +33,7 @@ def main(names: list[str]) -> None:
     from lamella.kernels.cpu.packed.micro import micro_kernel  # noqa: PLC0415
 
     micro_kernel(GGMLType.Q4_0, 4)
-    machine: Any = objects._target_machine()
+    machine: Any = objects.target_machine()
     machine.emit_object = lambda module: machine.emit_assembly(module).encode()
     print(json.dumps({name: KERNELS[name].compile().decode() for name in names}))  # noqa: T201
 

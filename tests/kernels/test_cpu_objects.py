@@ -20,8 +20,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lamella.base.errors import BackendError
-from lamella.kernels.cpu.compiler import isa, objects
-from lamella.kernels.cpu.compiler.objects import compile_object, load_objects
+from lamella.kernels.cpu.compiler import isa, numba_compile
+from lamella.kernels.cpu.compiler.numba_compile import compile_object
+from lamella.kernels.cpu.compiler.objects import load_objects
 from lamella.kernels.cpu.simd.memory import (
     load_f16,
     load_f16_part,
@@ -91,7 +92,7 @@ def test_a_missing_function_is_an_error(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_numba_compiles_for_the_target_of_object_files() -> None:
-    assert objects._codegen().magic_tuple() == isa.target()
+    assert numba_compile._codegen().magic_tuple() == isa.target()
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_numba_compiles_for_the_target_of_object_files() -> None:
 def test_targets_that_convert_halves(
     target: tuple[str, str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "target", lambda: isa.Target(*target))
-    assert objects.converts_halves() is expected
+    monkeypatch.setattr(isa, "target", lambda: isa.Target(*target))
+    assert isa.converts_halves() is expected
 
 
 def double_halves() -> list[float]:

@@ -17,7 +17,8 @@ from lamella.kernels.cpu.simd import bytes as simd_bytes
 from lamella.kernels.cpu.simd import ints as simd_int
 from lamella.kernels.cpu.simd import memory as access
 from lamella.kernels.cpu.simd import vectors as arithmetic
-from lamella.kernels.cpu.simd.ints import i32x16, vector_function
+from lamella.kernels.cpu.simd.ints import i32x16
+from lamella.kernels.cpu.simd.vectors import vector_function
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]

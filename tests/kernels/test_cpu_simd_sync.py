@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 
-from lamella.kernels.cpu.compiler.objects import compile_object, load_objects
+from lamella.kernels.cpu.compiler.numba_compile import compile_object
+from lamella.kernels.cpu.compiler.objects import load_objects
 from lamella.kernels.cpu.simd.memory import store_i64
 from lamella.kernels.cpu.simd.sync import now_ns, pause
 

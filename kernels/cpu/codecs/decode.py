@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from ....graph.types import GGMLType
 from ...quants import values
 from ...quants.layouts import LAYOUTS
 from ..compiler.jit import Kernel
+from ..simd import types
 from ..simd.calls import inlined
 from ..simd.ints import (
     f32_of_bits,

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
 
 from ..compiler.jit import Kernel
+from ..simd import types
 from ..simd.calls import inlined
-from ..simd.ints import call, vector_function
+from ..simd.ints import call
 from ..simd.memory import load_f32_part, load_f32x16, store_f32
-from ..simd.vectors import LANES, add, f32x16, fma, hsum, zero
+from ..simd.vectors import LANES, add, f32x16, fma, hsum, vector_function, zero
 
 TILE: Final = 4  # rows and columns of a tile
 N_ACCUMULATORS: Final = 4

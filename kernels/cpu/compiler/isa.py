@@ -90,6 +90,16 @@ def has_feature(name: str) -> bool:
     return f"+{name}" in features.split(",")
 
 
+def converts_halves() -> bool:
+    """True if the target has instructions between float16 and float32.
+
+    For other targets LLVM calls functions of the compiler's runtime library, which a process may
+    lack.
+    """
+    triple, _, features = target()
+    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
+
+
 def supported_isas() -> list[str]:
     """The names that LAMELLA_ISA accepts on this machine, fastest first."""
     arch, features = machine(), host_features()

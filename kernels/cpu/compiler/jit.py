@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, wraps
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from threading import RLock
@@ -22,7 +23,6 @@ from time import perf_counter
 from typing import Final, NamedTuple, ParamSpec
 
 import llvmlite
-import numba
 
 from ....base import folders
 from ....base.errors import BackendError
@@ -30,8 +30,9 @@ from ....base.settings import NO_JIT
 from ....sched.backend import CompileProgress
 from ... import host
 from ...disk_cache import mark_used, one_process, read, write
+from .deferred import numba_side
 from .isa import target
-from .objects import compile_object, load_objects
+from .objects import load_objects
 from .worker_pool import compile_all
 
 SOURCES: Final = ("cpu/**/*.py", "plan/*.py", "quants/*.py")  # in kernels/; code depends on them
@@ -48,9 +49,17 @@ def cache_folder() -> Path:
     for source in sorted(chain(*(kernels.glob(pattern) for pattern in SOURCES))):
         name = source.relative_to(kernels).as_posix()
         key.update(name.encode() + b"\0" + source.read_bytes())
-    for part in (numba.__version__, llvmlite.__version__, *target()):
+    key.update(_numba_version())
+    for part in (llvmlite.__version__, *target()):
         key.update(part.encode() + b"\0")
     return folders.cache_folder("kernels", key.hexdigest()[:16])
+
+
+def _numba_version() -> bytes:
+    """The file with Numba's version: importing Numba is slow."""
+    found = find_spec("numba")
+    assert found is not None and found.origin is not None, "numba is installed"
+    return Path(found.origin).with_name("_version.py").read_bytes()
 
 
 class Recipe(NamedTuple):
@@ -96,9 +105,10 @@ class Kernel:
             BackendError: it cannot be compiled.
         """
         try:
-            return compile_object(self.function, self.name, self._n_args)
+            data: bytes = numba_side().compile_object(self.function, self.name, self._n_args)
         except Exception as e:  # Numba raises many kinds
             raise BackendError(f"kernel {self.name} cannot be compiled: {e}") from e
+        return data
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"

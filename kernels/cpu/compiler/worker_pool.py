@@ -17,6 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from ...host import host_memory, python_command, usable_cpus
+from .deferred import Inlined
 
 if TYPE_CHECKING:
     from .jit import Kernel
@@ -175,7 +176,7 @@ def code_size(function: Callable[..., object]) -> int:
     todo: list[Any] = [function]
     while todo:
         called = todo.pop()
-        called = getattr(called, "py_func", called)  # unwrap Numba's dispatcher
+        called = called.py_func if isinstance(called, Inlined) else called
         code = getattr(called, "__code__", None)
         if code is None or id(code) in seen:
             continue

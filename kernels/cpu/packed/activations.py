@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from numba import types
-
 from ....graph.tensor import Tensor
 from ...plan.calls import PreparedSource
 from ..compiler.jit import kernel
 from ..params import first_of, int_param, n_rows, nb, ne, prepared, row
+from ..simd import types
 from ..simd.bytes import interleave_rows, scaled_to_nearest, sum_lanes
 from ..simd.calls import inlined
 from ..simd.ints import max_abs, store_i32x16_u8

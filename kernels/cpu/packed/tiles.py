@@ -17,9 +17,9 @@ from enum import Enum
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
 
 from ..compiler.isa import has_feature
+from ..simd import types
 from ..simd.bytes import (
     emit_dot4,
     emit_dot4_small,
@@ -32,8 +32,7 @@ from ..simd.bytes import (
     unpack,
     words,
 )
-from ..simd.ints import vector_function
-from ..simd.vectors import f32x16, pointer_to
+from ..simd.vectors import f32x16, pointer_to, vector_function
 
 # widths of tiles, widest first; the sums of the widest fill the registers
 WIDTHS: Final = (16, 8, 4, 1) if has_feature("avx512f") else (4, 1)

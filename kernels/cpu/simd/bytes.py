@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
-from numba.extending import models, register_model
 
 from ..compiler.isa import has_feature
-from .ints import call, i32x16, vector_function
-from .vectors import f32x16, pointer_to
+from . import types
+from .ints import call, i32x16
+from .vectors import f32x16, pointer_to, vector_function
 
 BYTES: Final = 64  # bytes of a vector
 CACHE_LINE: Final = 64
@@ -28,22 +27,7 @@ _V_I8, _V_I16, _V_I32 = (ir.VectorType(t, n) for t, n in ((_I8, 64), (_I16, 32),
 _V_F32 = ir.VectorType(ir.FloatType(), 16)
 
 _address = types.int64
-
-
-class ByteVector(types.Type):
-    """A vector of 64 bytes, as a Numba type."""
-
-    def __init__(self) -> None:
-        super().__init__(name="i8x64")
-
-
-@register_model(ByteVector)
-class _ByteVectorModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, _V_I8)
-
-
-i8x64 = ByteVector()
+i8x64: Final = types.i8x64
 words: Final = types.UniTuple(i8x64, WORDS)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
-from .vectors import Codegen, pointer_to
+from ..compiler.deferred import Deferred, Inlined, numba_side
+from . import types
+from .vectors import pointer_to, vector_function
 
 _I64 = ir.IntType(64)
 
@@ -22,27 +22,25 @@ def inlined(function: Callable[..., Any]) -> Any:
 
     A division by zero gives inf or NaN, as in C. The function cannot raise.
     """
-    compiled = njit(
-        error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )(function)
-    template = compiled.get_call_template
-    # Numba would compile it again for each constant argument; inlining propagates constants
-    compiled.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
-    return compiled
+    return Inlined(function, lambda: numba_side().inlined(function))
 
 
 def merged(function: Callable[..., Any]) -> Any:
     """Declare a large function with one call in one kernel; `inlined` would compile it twice."""
-    return njit(error_model="numpy", inline="always")(function)
+    return Inlined(function, lambda: numba_side().merged(function))
 
 
-@intrinsic
-def call_kernel(_typing: Any, fn: Any, params: Any, ith: Any, nth: Any) -> tuple[Any, Codegen]:
-    """Call the kernel at address `fn`."""
+def external(name: str, result: Any, *args: Any) -> Any:
+    """A function of C's library, with the types of its result and arguments."""
+    return Deferred(lambda: numba_side().external(name, result, args))
 
-    def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        signature = ir.FunctionType(ir.VoidType(), [_I64] * 3)
-        b.call(pointer_to(b, args[0], signature), args[1:])
-        return ctx.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+def emit_call(b: Any, fn: Any, args: list[Any]) -> None:
+    """Call the machine code at an address with int64s."""
+    b.call(pointer_to(b, fn, ir.FunctionType(ir.VoidType(), [_I64] * len(args))), args)
+
+
+# call the kernel at address `fn`: (fn, params, ith, nth)
+call_kernel = vector_function(
+    types.void, (types.int64,) * 4, lambda b, fn, *args: emit_call(b, fn, list(args))
+)

@@ -13,12 +13,11 @@ from itertools import product
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
 
 from ..compiler.isa import has_feature
+from . import types
 from .bytes import CACHE_LINE, fma, pack, prefetch, spread, unpack
-from .ints import vector_function
-from .vectors import LANES, f32x16, pointer_to
+from .vectors import LANES, f32x16, pointer_to, vector_function
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _F32 = ir.FloatType()

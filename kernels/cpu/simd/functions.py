@@ -9,13 +9,11 @@ import math
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from . import types
 from .calls import inlined
 from .vectors import (
     LANES,
-    Codegen,
     choose,
     f32x16,
     fma,
@@ -23,6 +21,7 @@ from .vectors import (
     pair_of,
     splat,
     vabs,
+    vector_function,
     vmin,
     vround,
     vsqrt,
@@ -35,34 +34,29 @@ _V_F32 = ir.VectorType(_F32, LANES)
 _V_I32 = ir.VectorType(_I32, LANES)
 
 
-@intrinsic
-def _exp2_of_int(_typing: Any, v: Any) -> tuple[Any, Codegen]:
-    """2**v for integers v in -252..254, as two factors, because 2**v may be subnormal."""
-
-    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        # the low bits of the sum are the integer, also for NaN, for which fptosi is undefined
-        bits = b.bitcast(b.fadd(args[0], lanes_of(_V_F32, 1.5 * 2**23)), _V_I32)
-        n = b.sub(bits, lanes_of(_V_I32, 0x4B400000))
-        half = b.ashr(n, lanes_of(_V_I32, 1))
-        bias, place = lanes_of(_V_I32, 127), lanes_of(_V_I32, 23)
-        first = b.bitcast(b.shl(b.add(half, bias), place), _V_F32)
-        second = b.bitcast(b.shl(b.add(b.sub(n, half), bias), place), _V_F32)
-        return pair_of(b, first, second)
-
-    return types.UniTuple(f32x16, 2)(f32x16), codegen
+def _emit_exp2_of_int(b: Any, v: Any) -> Any:
+    # the low bits of the sum are the integer, also for NaN, for which fptosi is undefined
+    bits = b.bitcast(b.fadd(v, lanes_of(_V_F32, 1.5 * 2**23)), _V_I32)
+    n = b.sub(bits, lanes_of(_V_I32, 0x4B400000))
+    half = b.ashr(n, lanes_of(_V_I32, 1))
+    bias, place = lanes_of(_V_I32, 127), lanes_of(_V_I32, 23)
+    first = b.bitcast(b.shl(b.add(half, bias), place), _V_F32)
+    second = b.bitcast(b.shl(b.add(b.sub(n, half), bias), place), _V_F32)
+    return pair_of(b, first, second)
 
 
-@intrinsic
-def _mantissa_and_exponent(_typing: Any, v: Any) -> tuple[Any, Codegen]:
-    """m and e of v = m * 2**e, with 1 / sqrt 2 <= m < sqrt 2. v must be normal and above 0."""
+def _emit_mantissa_and_exponent(b: Any, v: Any) -> Any:
+    bits, place = b.bitcast(v, _V_I32), lanes_of(_V_I32, 23)
+    e = b.ashr(b.sub(bits, lanes_of(_V_I32, 0x3F3504F3)), place)
+    m = b.bitcast(b.sub(bits, b.shl(e, place)), _V_F32)
+    return pair_of(b, m, b.sitofp(e, _V_F32))
 
-    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        bits, place = b.bitcast(args[0], _V_I32), lanes_of(_V_I32, 23)
-        e = b.ashr(b.sub(bits, lanes_of(_V_I32, 0x3F3504F3)), place)
-        m = b.bitcast(b.sub(bits, b.shl(e, place)), _V_F32)
-        return pair_of(b, m, b.sitofp(e, _V_F32))
 
-    return types.UniTuple(f32x16, 2)(f32x16), codegen
+_two = types.UniTuple(f32x16, 2)
+# 2**v for integers v in -252..254, as two factors, because 2**v may be subnormal
+_exp2_of_int = vector_function(_two, (f32x16,), _emit_exp2_of_int)
+# m and e of v = m * 2**e, with 1 / sqrt 2 <= m < sqrt 2. v must be normal and above 0
+_mantissa_and_exponent = vector_function(_two, (f32x16,), _emit_mantissa_and_exponent)
 
 
 @inlined

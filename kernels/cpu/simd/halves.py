@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..compiler.objects import converts_halves
+from ..compiler.isa import converts_halves
 from .vectors import LANES, lanes_of
 
 _I16, _I32 = (ir.IntType(n) for n in (16, 32))

@@ -8,19 +8,16 @@ Tested by tests/kernels/test_cpu_decode.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.imputils import lower_builtin
-from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, models, register_model
 
+from ..compiler.deferred import Deferred, numba_side
 from ..compiler.isa import has_feature
+from . import types
+from .calls import emit_call
 from .halves import f16_to_f32
-from .vectors import LANES, Codegen, f32x16, pointer_to
+from .vectors import LANES, call_intrinsic, f32x16, pointer_to, vector_function
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 _F32 = ir.FloatType()
@@ -32,81 +29,31 @@ _HALVES: Final = [*range(LANES // 2), *range(LANES + LANES // 2, 2 * LANES)]
 _HAS_PERMUTE: Final = has_feature("avx512f")
 
 _address = types.int64
+i32x16: Final = types.i32x16
 
 
-class IntVector(types.Type):
-    """A vector of 32-bit integers, as a Numba type."""
-
-    def __init__(self) -> None:
-        super().__init__(name="i32x16")
-
-
-@register_model(IntVector)
-class _IntVectorModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, _V_I32)
-
-
-i32x16 = IntVector()
-
-
-def _splat(b: Any, scalar: Any) -> Any:
+def splat_int(b: Any, scalar: Any) -> Any:
+    """The low 32 bits of an int64 in all lanes."""
     scalar = b.trunc(scalar, _I32)
     one = b.insert_element(ir.Constant(_V_I32, ir.Undefined), scalar, _I32(0))
     return b.shuffle_vector(one, ir.Constant(_V_I32, ir.Undefined), ir.Constant(_V_I32, None))
 
 
-def _operator(symbol: Any, emit: Callable[[Any, Any, Any], Any]) -> None:
-    """Define a Python operator for two vectors, and for a vector and an int."""
-
-    class Template(ConcreteTemplate):
-        cases = (signature(i32x16, i32x16, i32x16), signature(i32x16, i32x16, types.int64))
-
-    infer_global(symbol)(Template)
-
-    @lower_builtin(symbol, i32x16, i32x16)
-    def vectors(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return emit(b, *args)
-
-    @lower_builtin(symbol, i32x16, types.int64)
-    def vector_and_int(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return emit(b, args[0], _splat(b, args[1]))
-
-
-_operator(operator.and_, lambda b, x, y: b.and_(x, y))
-_operator(operator.or_, lambda b, x, y: b.or_(x, y))
-_operator(operator.rshift, lambda b, x, y: b.lshr(x, y))
-_operator(operator.lshift, lambda b, x, y: b.shl(x, y))
-_operator(operator.add, lambda b, x, y: b.add(x, y))
-_operator(operator.sub, lambda b, x, y: b.sub(x, y))
-_operator(operator.mul, lambda b, x, y: b.mul(x, y))
-
-
-def vector_function(result: Any, args: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
-    """An intrinsic of up to 4 arguments of these types. `emit(builder, *values)` emits its code."""
-
-    def codegen(ctx: Any, b: Any, _sig: Any, values: Any) -> Any:
-        value = emit(b, *values)
-        return ctx.get_dummy_value() if result is types.void else value
-
-    def typed() -> tuple[Any, Codegen]:
-        return result(*args), codegen
-
-    if len(args) == 0:
-        return intrinsic(lambda _typing: typed())
-    if len(args) == 1:
-        return intrinsic(lambda _typing, x: typed())
-    if len(args) == 2:
-        return intrinsic(lambda _typing, x, y: typed())
-    if len(args) == 3:
-        return intrinsic(lambda _typing, x, y, z: typed())
-    return intrinsic(lambda _typing, x, y, z, w: typed())
+# Python's operators, for `numba_registers`
+OPERATORS: Final = {
+    operator.and_: lambda b, x, y: b.and_(x, y),
+    operator.or_: lambda b, x, y: b.or_(x, y),
+    operator.rshift: lambda b, x, y: b.lshr(x, y),
+    operator.lshift: lambda b, x, y: b.shl(x, y),
+    operator.add: lambda b, x, y: b.add(x, y),
+    operator.sub: lambda b, x, y: b.sub(x, y),
+    operator.mul: lambda b, x, y: b.mul(x, y),
+}
 
 
 def call(b: Any, name: str, result: Any, *args: Any) -> Any:
     """Call LLVM's intrinsic `name`."""
-    kind = ir.FunctionType(result, [a.type for a in args])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+    return call_intrinsic(b, name, result, list(args))
 
 
 def _load(b: Any, address: Any, type: Any) -> Any:
@@ -141,7 +88,7 @@ def _emit_lookup(b: Any, table: Any, index: Any) -> Any:
 
 def _emit_flip(b: Any, v: Any, bits: Any) -> Any:
     to_top = ir.Constant(_V_I32, list(range(31, 31 - LANES, -1)))
-    top = b.and_(b.shl(_splat(b, bits), to_top), ir.Constant(_V_I32, [-(2**31)] * LANES))
+    top = b.and_(b.shl(splat_int(b, bits), to_top), ir.Constant(_V_I32, [-(2**31)] * LANES))
     return b.bitcast(b.xor(b.bitcast(v, _V_I32), top), _V_F32)
 
 
@@ -160,7 +107,7 @@ def _emit_lane_mask(b: Any, v: Any) -> Any:
 
 def _emit_clamp(b: Any, v: Any, largest: Any) -> Any:
     low = call(b, "llvm.smax.v16i32", _V_I32, v, ir.Constant(_V_I32, None))
-    return call(b, "llvm.smin.v16i32", _V_I32, low, _splat(b, largest))
+    return call(b, "llvm.smin.v16i32", _V_I32, low, splat_int(b, largest))
 
 
 def _emit_to_i32(b: Any, v: Any) -> Any:
@@ -217,7 +164,7 @@ load_i8_4x4 = vector_function(
 lane_bits = vector_function(
     i32x16,
     (types.int64,),
-    lambda b, n: b.and_(b.lshr(_splat(b, n), _COUNT), ir.Constant(_V_I32, [1] * LANES)),
+    lambda b, n: b.and_(b.lshr(splat_int(b, n), _COUNT), ir.Constant(_V_I32, [1] * LANES)),
 )
 # lanes as bits of an int: bit i is bit 0 of lane i
 lane_mask = vector_function(types.int64, (i32x16,), _emit_lane_mask)
@@ -250,16 +197,5 @@ f16_of_bits = vector_function(
     lambda b, n: f16_to_f32(b, b.trunc(n, _I16)),
 )
 copy_bytes = vector_function(types.void, (_address, _address, types.int64), _emit_copy)
-
-
-@intrinsic
-def call_at(_typing: Any, fn: Any, args: Any) -> tuple[Any, Codegen]:
-    """Call the machine code at address `fn` with a tuple of ints."""
-
-    def codegen(ctx: Any, b: Any, _sig: Any, values: Any) -> Any:
-        fn, arguments = values
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * len(args))
-        b.call(pointer_to(b, fn, kind), [b.extract_value(arguments, i) for i in range(len(args))])
-        return ctx.get_dummy_value()
-
-    return types.void(types.int64, types.UniTuple(types.int64, len(args))), codegen
+# call the machine code at an address with a tuple of ints: (address, ints)
+call_at = Deferred(lambda: numba_side().call_at(emit_call))

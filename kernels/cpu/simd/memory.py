@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from . import types
 from .halves import (
     bf16_to_f32,
     f16_to_f32,
@@ -21,7 +20,7 @@ from .halves import (
     half_of_e8m0,
     half_of_ue4m3,
 )
-from .vectors import LANES, Codegen, call_intrinsic, f32x16, first_lanes, pointer_to
+from .vectors import LANES, call_intrinsic, f32x16, first_lanes, pointer_to, vector_function
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 _F32, _F64 = ir.FloatType(), ir.DoubleType()
@@ -33,28 +32,19 @@ _address = types.int64
 
 
 def _loader(memory: Any, result: Any, convert: Callable[[Any, Any], Any] | None = None) -> Any:
-    @intrinsic
-    def load(_typing: Any, address: Any) -> tuple[Any, Codegen]:
-        def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-            value = b.load(pointer_to(b, args[0], memory), align=1)
-            return convert(b, value) if convert else value
+    def emit(b: Any, address: Any) -> Any:
+        value = b.load(pointer_to(b, address, memory), align=1)
+        return convert(b, value) if convert else value
 
-        return result(_address), codegen
-
-    return load
+    return vector_function(result, (_address,), emit)
 
 
 def _storer(memory: Any, type: Any, convert: Callable[[Any, Any], Any] | None = None) -> Any:
-    @intrinsic
-    def store(_typing: Any, address: Any, value: Any) -> tuple[Any, Codegen]:
-        def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-            value = convert(b, args[1]) if convert else args[1]
-            b.store(value, pointer_to(b, args[0], memory), align=1)
-            return ctx.get_dummy_value()
+    def emit(b: Any, address: Any, value: Any) -> None:
+        value = convert(b, value) if convert else value
+        b.store(value, pointer_to(b, address, memory), align=1)
 
-        return types.void(_address, type), codegen
-
-    return store
+    return vector_function(types.void, (_address, type), emit)
 
 
 load_i8 = _loader(_I8, types.int64, lambda b, v: b.sext(v, _I64))
@@ -93,45 +83,36 @@ store_bf16x16 = _storer(_V_I16, f32x16, f32_to_bf16)
 
 
 def _part_loader(memory: Any, name: str, convert: Callable[[Any, Any], Any] | None = None) -> Any:
-    @intrinsic
-    def load_part(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
-        def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-            at = pointer_to(b, args[0], memory)
-            # only the last vector needs a mask, which is slow if the processor has none
-            with b.if_else(b.icmp_signed(">=", args[1], _I64(LANES))) as (all_lanes, some_lanes):
-                with all_lanes:
-                    whole, whole_block = b.load(at, align=1), b.block
-                with some_lanes:
-                    rest = [at, _I32(1), first_lanes(b, args[1]), ir.Constant(memory, None)]
-                    part = call_intrinsic(b, f"llvm.masked.load.{name}.p0", memory, rest)
-                    part_block = b.block
-            value = b.phi(memory)
-            value.add_incoming(whole, whole_block)
-            value.add_incoming(part, part_block)
-            return convert(b, value) if convert else value
+    def emit(b: Any, address: Any, n: Any) -> Any:
+        at = pointer_to(b, address, memory)
+        # only the last vector needs a mask, which is slow if the processor has none
+        with b.if_else(b.icmp_signed(">=", n, _I64(LANES))) as (all_lanes, some_lanes):
+            with all_lanes:
+                whole, whole_block = b.load(at, align=1), b.block
+            with some_lanes:
+                rest = [at, _I32(1), first_lanes(b, n), ir.Constant(memory, None)]
+                part = call_intrinsic(b, f"llvm.masked.load.{name}.p0", memory, rest)
+                part_block = b.block
+        value = b.phi(memory)
+        value.add_incoming(whole, whole_block)
+        value.add_incoming(part, part_block)
+        return convert(b, value) if convert else value
 
-        return f32x16(_address, types.int64), codegen
-
-    return load_part
+    return vector_function(f32x16, (_address, types.int64), emit)
 
 
 def _part_storer(memory: Any, name: str, convert: Callable[[Any, Any], Any] | None = None) -> Any:
-    @intrinsic
-    def store_part(_typing: Any, address: Any, v: Any, n: Any) -> tuple[Any, Codegen]:
-        def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-            value = convert(b, args[1]) if convert else args[1]
-            at = pointer_to(b, args[0], memory)
-            with b.if_else(b.icmp_signed(">=", args[2], _I64(LANES))) as (all_lanes, some_lanes):
-                with all_lanes:
-                    b.store(value, at, align=1)
-                with some_lanes:
-                    arguments = [value, at, _I32(1), first_lanes(b, args[2])]
-                    call_intrinsic(b, f"llvm.masked.store.{name}.p0", ir.VoidType(), arguments)
-            return ctx.get_dummy_value()
+    def emit(b: Any, address: Any, v: Any, n: Any) -> None:
+        value = convert(b, v) if convert else v
+        at = pointer_to(b, address, memory)
+        with b.if_else(b.icmp_signed(">=", n, _I64(LANES))) as (all_lanes, some_lanes):
+            with all_lanes:
+                b.store(value, at, align=1)
+            with some_lanes:
+                arguments = [value, at, _I32(1), first_lanes(b, n)]
+                call_intrinsic(b, f"llvm.masked.store.{name}.p0", ir.VoidType(), arguments)
 
-        return types.void(_address, f32x16, types.int64), codegen
-
-    return store_part
+    return vector_function(types.void, (_address, f32x16, types.int64), emit)
 
 
 # load the first min(n, 16) elements; the other lanes are 0

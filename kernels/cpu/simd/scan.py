@@ -10,10 +10,10 @@ import math
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
 
-from .ints import call, vector_function
-from .vectors import LANES, f32x16
+from . import types
+from .ints import call
+from .vectors import LANES, f32x16, vector_function
 
 _I16, _I32, _I64, _F64 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.DoubleType()
 _V_F32 = ir.VectorType(ir.FloatType(), LANES)

@@ -9,12 +9,10 @@ import sys
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from ..compiler.isa import ARM, X86, machine
-from .vectors import Codegen, pointer_to
+from . import types
+from .vectors import call_intrinsic, function_named, pointer_to, vector_function
 
 # LLVM's names and arguments; ARM's `yield` is too short
 _PAUSES: Final = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.isb", (15,))}
@@ -23,62 +21,36 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _address = types.int64
 
 
-@intrinsic
-def pause(_typing: Any) -> tuple[Any, Codegen]:
-    """Wait for some ten cycles. For use between two reads of a word that another thread writes."""
-
-    def codegen(ctx: Any, b: Any, _sig: Any, _args: Any) -> Any:
-        if machine() in _PAUSES:
-            name, args = _PAUSES[machine()]
-            kind = ir.FunctionType(ir.VoidType(), [_I32] * len(args))
-            function = cgutils.get_or_insert_function(b.module, kind, name)
-            b.call(function, [_I32(n) for n in args])
-        return ctx.get_dummy_value()
-
-    return types.void(), codegen
+def _emit_pause(b: Any) -> None:
+    if machine() in _PAUSES:
+        name, args = _PAUSES[machine()]
+        call_intrinsic(b, name, ir.VoidType(), [_I32(n) for n in args])
 
 
-@intrinsic
-def now_ns(_typing: Any) -> tuple[Any, Codegen]:
-    """Nanoseconds of a monotonic clock."""
-
-    def codegen(_ctx: Any, b: Any, _sig: Any, _args: Any) -> Any:
-        time = cgutils.alloca_once(b, ir.ArrayType(_I64, 2))  # a timespec: seconds, nanoseconds
-        kind = ir.FunctionType(_I32, [_I32, time.type])
-        read = cgutils.get_or_insert_function(b.module, kind, "clock_gettime")
-        b.call(read, [_I32(_MONOTONIC), time])
-        seconds, rest = (b.load(b.gep(time, [_I32(0), _I32(i)])) for i in range(2))
-        return b.add(b.mul(seconds, _I64(1_000_000_000)), rest)
-
-    return types.int64(), codegen
+def _emit_now(b: Any) -> Any:
+    with b.goto_entry_block():  # once for all calls in a loop
+        time = b.alloca(ir.ArrayType(_I64, 2))  # a timespec: seconds, nanoseconds
+    kind = ir.FunctionType(_I32, [_I32, time.type])
+    b.call(function_named(b, kind, "clock_gettime"), [_I32(_MONOTONIC), time])
+    seconds, rest = (b.load(b.gep(time, [_I32(0), _I32(i)])) for i in range(2))
+    return b.add(b.mul(seconds, _I64(1_000_000_000)), rest)
 
 
-@intrinsic
-def atomic_add(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
-    """Add to an int64, sequentially consistent. Return the old value."""
-
-    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return b.atomic_rmw("add", pointer_to(b, args[0], _I64), args[1], "seq_cst")
-
-    return types.int64(_address, types.int64), codegen
-
-
-@intrinsic
-def atomic_load(_typing: Any, address: Any) -> tuple[Any, Codegen]:
-    """Read an int64, sequentially consistent."""
-
-    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return b.load_atomic(pointer_to(b, args[0], _I64), "seq_cst", 8)
-
-    return types.int64(_address), codegen
-
-
-@intrinsic
-def atomic_store(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
-    """Write an int64, sequentially consistent."""
-
-    def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        b.store_atomic(args[1], pointer_to(b, args[0], _I64), "seq_cst", 8)
-        return ctx.get_dummy_value()
-
-    return types.void(_address, types.int64), codegen
+# wait for some ten cycles; for use between two reads of a word that another thread writes
+pause = vector_function(types.void, (), _emit_pause)
+# nanoseconds of a monotonic clock
+now_ns = vector_function(types.int64, (), _emit_now)
+# int64s at an address, sequentially consistent: add and return the old value, read, write
+atomic_add = vector_function(
+    types.int64,
+    (_address, types.int64),
+    lambda b, at, n: b.atomic_rmw("add", pointer_to(b, at, _I64), n, "seq_cst"),
+)
+atomic_load = vector_function(
+    types.int64, (_address,), lambda b, at: b.load_atomic(pointer_to(b, at, _I64), "seq_cst", 8)
+)
+atomic_store = vector_function(
+    types.void,
+    (_address, types.int64),
+    lambda b, at, n: b.store_atomic(n, pointer_to(b, at, _I64), "seq_cst", 8),
+)

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from numba.extending import overload, register_jitable
 
 from ....base.settings import NO_JIT
+from ..compiler.deferred import Inlined, numba_side
 from ..compiler.jit import Kernel
 from ..compiler.native import native
 from ..simd.memory import (
@@ -42,8 +42,6 @@ from ..simd.memory import (
 )
 
 Argument = npt.NDArray[Any] | int
-
-_OPTIONS: Final = {"error_model": "numpy", "forceinline": True}
 
 VOCAB_KERNELS: Final[list[ArrayKernel]] = []
 """All kernels declared with `array_kernel`."""
@@ -77,29 +75,27 @@ def array_kernel(function: Callable[..., None]) -> ArrayKernel:
 
 def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     """Declare a function that kernels of arrays call; it is inlined (a decorator)."""
-    return register_jitable(**_OPTIONS)(function)  # type: ignore[no-any-return]
+    return Inlined(function, lambda: numba_side().inlined(function))
 
 
 def _getter(load: Any, n_bytes: int) -> Any:
     def get(array, i):
         return array[i]
 
-    @overload(get, jit_options=_OPTIONS)
-    def _compiled(array, i):
-        return lambda array, i: load(array + n_bytes * i)
+    def compiled(array, i):
+        return load(array + n_bytes * i)
 
-    return get
+    return Inlined(get, lambda: numba_side().inlined(compiled))
 
 
 def _putter(store: Any, n_bytes: int) -> Any:
     def put(array, i, value):
         array[i] = value
 
-    @overload(put, jit_options=_OPTIONS)
-    def _compiled(array, i, value):
-        return lambda array, i, value: store(array + n_bytes * i, value)
+    def compiled(array, i, value):
+        store(array + n_bytes * i, value)
 
-    return put
+    return Inlined(put, lambda: numba_side().inlined(compiled))
 
 
 # an element of an array of this type
