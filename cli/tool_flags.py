@@ -13,7 +13,6 @@ from typing import Final
 
 from ..base.utf8 import read_text
 from .mcp_config import mcp_config, mcp_configs
-from .mcp_servers import McpServers
 from .tool_file import tools_of_file
 from .toolbox import ChatTool, ToolBox
 
@@ -83,5 +82,7 @@ def opened_tools(args: argparse.Namespace) -> Iterator[ToolBox]:
         servers += mcp_configs(args.mcp_servers_json)
     with ExitStack() as stack:
         if servers:
+            from .mcp_servers import McpServers  # noqa: PLC0415 - imports asyncio
+
             tools += stack.enter_context(McpServers(servers)).tools
         yield ToolBox(tools)

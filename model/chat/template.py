@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...base.errors import RequestError
 from ..gguf import Metadata
@@ -19,13 +19,16 @@ from .capabilities import SECONDS_MAX, Capabilities
 from .clock import date_variables
 from .default import default_template
 from .rewrite import rewritten
-from .sandbox import compile_template, render
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _KEY: Final = "tokenizer.chat_template"
 NO_TEMPLATE: Final = (
     "this model has no chat template: it was probably trained to continue texts, not to chat. "
     "Chats use {}; --chat-template chooses another template"
 )
+_COMPILES: Final = frozenset(TEMPLATES.values())
 # variables that templates expect, beside those of a request
 _DEFAULTS: Final = {"enable_thinking": True}
 
@@ -65,7 +68,14 @@ class ChatTemplate:
         """
         self.source = CHATML if source is None else template_source(source)
         self.variables = {"bos_token": bos, "eos_token": eos, **_DEFAULTS, **(variables or {})}
-        self._template = compile_template(self.source)
+        if self.source not in _COMPILES:
+            _ = self._template  # raises the error of a broken one
+
+    @cached_property
+    def _template(self) -> Template:
+        from .sandbox import compile_template  # noqa: PLC0415 - imports jinja2
+
+        return compile_template(self.source)
 
     def render(
         self,
@@ -111,6 +121,8 @@ class ChatTemplate:
         return Capabilities(probe, sorts is not None, needs_trimmed)
 
     def _render(self, variables: Mapping[str, object], seconds: float | None = None) -> str:
+        from .sandbox import render  # noqa: PLC0415 - imports jinja2
+
         given = {**self.variables, **variables}
         known = {**date_variables(), **_other_names(given), **given}
         return render(self._template, known, seconds=seconds)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLTokenizer
-
 if TYPE_CHECKING:  # the helper process of a sandbox imports this without vocabularies
+    from llguidance import LLMatcher, LLTokenizer
+
     from ..vocab import Vocab
 from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX, N_IDLE_MAX
 from .matcher import Matcher
@@ -150,6 +150,8 @@ def validate(spec: GrammarSpec) -> None:
     Raises:
         GrammarError: as `Compiler.compile`.
     """
+    from llguidance import LLTokenizer  # noqa: PLC0415 - slow to import
+
     lark, _ = to_lark(spec)
     if spec.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX):  # the others may name tokens
         compile_lark(LLTokenizer("byte"), lark, spec.kind)

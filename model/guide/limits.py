@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import re
 from itertools import accumulate
-from typing import Any, Final
-
-from llguidance import LLParserLimits
+from typing import TYPE_CHECKING, Any, Final
 
 from ...base.errors import GrammarError
 from .spec import GrammarKind, GrammarSpec
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 N_CACHED_MAX: Final = 32  # compiled grammars
 N_CACHED_BYTES_MAX: Final = 1 << 20  # of their sources
@@ -74,17 +75,17 @@ _ALL_KINDS: Final[dict[str, Any]] = {
 # optional property, an ambiguous grammar many. The product is 10^9 items at most, half a second.
 # Symbols bound rows that no text reached yet: with 25,000 symbols one mask took 0.26 s. The largest
 # real schema, 177 KB, has between 10,000 and 30,000
-SCHEMA_LIMITS: Final = LLParserLimits(
-    **_ALL_KINDS, max_items_in_row=4_000, step_max_items=250_000, max_grammar_size=30_000
+SCHEMA_LIMITS: Final = dict(
+    _ALL_KINDS, max_items_in_row=4_000, step_max_items=250_000, max_grammar_size=30_000
 )
-GRAMMAR_LIMITS: Final = LLParserLimits(
-    **_ALL_KINDS, max_items_in_row=1_000, step_max_items=100_000, max_grammar_size=10_000
+GRAMMAR_LIMITS: Final = dict(
+    _ALL_KINDS, max_items_in_row=1_000, step_max_items=100_000, max_grammar_size=10_000
 )
 
 # An answer has the symbols and lexemes of up to 512 tools, of which a text meets one at a time.
 # Those of one tool are bounded like those of a schema
-CHAT_LIMITS: Final = LLParserLimits(
-    **_ALL_KINDS | {"initial_lexer_fuel": 5_000_000},
+CHAT_LIMITS: Final = dict(
+    _ALL_KINDS | {"initial_lexer_fuel": 5_000_000},
     max_items_in_row=4_000,
     step_max_items=250_000,
     max_grammar_size=300_000,
@@ -95,7 +96,9 @@ _LIMITS: Final = {GrammarKind.JSON_SCHEMA: SCHEMA_LIMITS, GrammarKind.CHAT: CHAT
 
 def parser_limits(kind: GrammarKind) -> LLParserLimits:
     """The limits of llguidance for grammars of a kind."""
-    return _LIMITS.get(kind, GRAMMAR_LIMITS)
+    from llguidance import LLParserLimits  # noqa: PLC0415 - slow to import
+
+    return LLParserLimits(**_LIMITS.get(kind, GRAMMAR_LIMITS))
 
 
 def sandbox_seconds(kind: GrammarKind) -> float:

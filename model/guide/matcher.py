@@ -8,9 +8,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Final, Protocol
-
-from llguidance import LLMatcher
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...base.errors import GrammarError
 from .limits import (
@@ -21,6 +19,9 @@ from .limits import (
 )
 from .native import cause
 from .spec import Loosened
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _STATES_ARE_FULL: Final = "too many states"  # in messages of llguidance's earley/regexvec.rs
 

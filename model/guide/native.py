@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import Final
-
-from llguidance import LLMatcher, LLTokenizer
+from typing import TYPE_CHECKING, Final
 
 from ...base.errors import GrammarError
 from ...base.priority import lower_priority
 from .limits import COMPILE_NICE, COMPILE_STACK, parser_limits
 from .spec import GrammarKind
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 _N_CHARS_MAX: Final = 500  # of a message
 _NO_TEXT: Final = "NoExtension"  # the message if nothing may follow, and the text is not complete
@@ -45,6 +46,8 @@ def compile_lark(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> LLMatc
 
 def _with_large_stack(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> list[LLMatcher]:
     """Compile in a thread of its own: the compiler is recursive, an overflow ends the process."""
+    from llguidance import LLMatcher  # noqa: PLC0415 - slow to import
+
     results: list[LLMatcher] = []
 
     def compile() -> None:

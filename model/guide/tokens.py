@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llguidance import LLTokenizer, TokenizerWrapper
-
 if TYPE_CHECKING:  # the helper process of a sandbox imports this without vocabularies
+    from llguidance import LLTokenizer
+
     from ..vocab import Vocab
 
 
@@ -46,5 +46,7 @@ def n_mask_bits(vocab: Vocab) -> int:
 
 def guide_tokenizer(vocab: Vocab) -> LLTokenizer:
     """Build the tokenizer of a vocabulary. Takes 0.1 s for 32k tokens, 0.3 s for 128k."""
+    from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415 - slow to import
+
     ends = sorted(vocab.eog) or None
     return LLTokenizer(TokenizerWrapper(_Tokens(vocab)), eos_token=ends, slices=_SLICES)

@@ -12,8 +12,6 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from ...kernels.cpu.vocab import wordpiece as kernel
 
@@ -30,6 +28,9 @@ class BertCharacters:
     """
 
     def __init__(self, lowercase: bool, strip_accents: bool) -> None:
+        from tokenizers.normalizers import BertNormalizer  # noqa: PLC0415 - slow to import
+        from tokenizers.pre_tokenizers import BertPreTokenizer  # noqa: PLC0415
+
         self.entries = np.zeros(_N_CODE_POINTS * kernel.ENTRY, np.uint8)
         self.pages = np.zeros(_N_CODE_POINTS // kernel.PAGE, np.uint8)
         self._normalizer = BertNormalizer(strip_accents=strip_accents, lowercase=lowercase)

@@ -49,12 +49,17 @@ def emulate(name: str) -> None:
     machine.emit_object = lambda module: to_object(with_definitions(module))
     binding.get_host_cpu_name = lambda: f"emulated-{name}"
     binding.get_host_cpu_features = lambda: features_of(name)
-    from lamella.kernels.cpu.compiler import objects, worker_pool  # noqa: PLC0415
+    from lamella.kernels.cpu.compiler import (  # noqa: PLC0415
+        numba_compile,
+        objects,
+        worker_pool,
+    )
 
     for module, function, value in (
-        (objects, "_target_machine", lambda: machine),
-        (objects._Codegen, "_get_host_cpu_name", lambda _: cpu),
-        (objects._Codegen, "_get_host_cpu_features", lambda _: features),
+        (objects, "target_machine", lambda: machine),
+        (numba_compile, "target_machine", lambda: machine),
+        (numba_compile._Codegen, "_get_host_cpu_name", lambda _: cpu),
+        (numba_compile._Codegen, "_get_host_cpu_features", lambda _: features),
         (worker_pool, "n_workers", lambda _: 0),
     ):
         setattr(module, function, value)

@@ -127,7 +127,7 @@ def test_a_temporary_folder_replaces_a_cache_that_cannot_be_written(tmp_path: Pa
 def test_loading_needs_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(declare("test_kept")) == ["test_kept"]
     again = declare("test_kept")
-    monkeypatch.setattr(jit, "compile_object", None)
+    monkeypatch.setattr(jit, "numba_side", None)
     assert load(again) == []
     assert call(again, 1) == 6
 
@@ -227,7 +227,7 @@ def test_a_process_waits_for_the_kernels_of_another(
     load(declare("test_slow"))
     data = (folder / "test_slow.o").read_bytes()
     (folder / "test_slow.o").unlink()
-    monkeypatch.setattr(jit, "compile_object", None)
+    monkeypatch.setattr(jit, "numba_side", None)
     lock = (folder / "lock").open("a")
     fcntl.flock(lock, fcntl.LOCK_EX)  # like another process
     reports: list[tuple[int, int, str]] = []

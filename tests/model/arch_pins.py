@@ -103,7 +103,7 @@ def _pin_of(file: GGUFFile) -> dict[str, Any]:
 def _value(value: Scalar | Array) -> Any:
     if not isinstance(value, Array):
         return value
-    return value.strings() if value.type == gguf.GGUFValueType.STRING else value.numbers().tolist()
+    return value.strings() if value.type.name == "STRING" else value.numbers().tolist()
 
 
 def main(folder: Path) -> None:

@@ -7,7 +7,6 @@ import re
 
 import pytest
 from guides import EOS, accepts, allowed, byte_vocab, random_text, schema
-from llguidance import LLParserLimits
 
 from lamella.base.errors import GrammarError, RequestError
 from lamella.model.guide import (
@@ -81,7 +80,7 @@ def test_a_text_that_fills_the_states_continues_with_none(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mask computes the states of all texts that may follow, a replay only those of one."""
-    few = LLParserLimits(max_lexer_states=1000, verbose_errors=False)
+    few = {"max_lexer_states": 1000, "verbose_errors": False}
     monkeypatch.setattr(limits, "GRAMMAR_LIMITS", few)
     monkeypatch.setattr(matcher_module, "N_TOKENS_PER_STATES", 10)
     words = "|".join(f"{c}x{c}" for c in "abcdefghijklmnopqrstuvwyz")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 
@@ -57,4 +56,6 @@ def real(thing: Any) -> Any:
 
 def numba_side() -> Any:
     """The module that declares things to Numba."""
-    return import_module(".numba_compile", __package__)
+    from . import numba_compile  # noqa: PLC0415 - imports Numba
+
+    return numba_compile

@@ -6,7 +6,6 @@ Tested by tests/kernels/test_cpu_simd_vectors.py.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Final
 
 from ..compiler.deferred import Deferred, numba_side
@@ -21,7 +20,12 @@ def _number(name: str) -> Type:
 
 
 def _register(name: str) -> Type:
-    return Type(lambda: getattr(import_module(".numba_registers", __package__), name))
+    def make() -> Any:
+        from . import numba_registers  # noqa: PLC0415 - imports Numba
+
+        return getattr(numba_registers, name)
+
+    return Type(make)
 
 
 def UniTuple(type: Any, n: int) -> Type:  # noqa: N802 - Numba's name

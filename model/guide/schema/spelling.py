@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Final
-
-from llguidance import LLMatcher, LLTokenizer
+from typing import TYPE_CHECKING, Final
 
 from . import charset
 from .charset import Ranges
 from .pattern_nodes import Alt, Both, Chars, Node, Other, Repeat, Seq, literal
 from .strings import Strings
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 _CONTROLS: Final = (0, 0x1F)
 _ESCAPED: Final = (
@@ -193,12 +194,16 @@ def _char_text(code: int) -> str:
 
 @cache
 def _byte_tokenizer() -> LLTokenizer:
+    from llguidance import LLTokenizer  # noqa: PLC0415 - slow to import
+
     return LLTokenizer("byte")
 
 
 @lru_cache(256)
 def can_match(body: str) -> bool | None:
     """True if any text matches the terminal `body`; None if that takes too long to find out."""
+    from llguidance import LLMatcher  # noqa: PLC0415 - slow to import
+
     grammar = f'%llguidance {{"no_forcing": true}}\nstart: T\nT: {body}\n'
     matcher = LLMatcher(_byte_tokenizer(), grammar)
     if matcher.is_error():

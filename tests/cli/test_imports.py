@@ -1,0 +1,66 @@
+"""What a start imports: no library that it does not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lamella.model.shipped import FOLDER, NAME
+
+# libraries that are slow to import
+SLOW = {
+    *(
+        "cuda.bindings",
+        "gguf",
+        "huggingface_hub",
+        "jinja2",
+        "llguidance",
+        "numba",
+        "prometheus_client",
+    ),
+    *("prometheus_client", "prompt_toolkit", "rich", "sentencepiece", "tokenizers", "yaml"),
+}
+OF_SERVERS = {"aiohttp", "pydantic", "asyncio"}
+
+PROGRAM = """
+import sys
+{code}
+sys.stdout.write("imported: " + " ".join(sys.modules))
+"""
+RUN = "from lamella.cli.main import main\nmain({args!r})"
+SERVE = """
+from lamella.cli import serve
+from lamella.cli.main import parser
+args = parser(["serve"]).parse_args(["serve", {path!r}])
+model = serve.open_served(serve.open_params(args), {{}}, serve.LoadProgress())
+model.worker.close()
+"""
+PATH = str(FOLDER / NAME)
+
+
+def imported(code: str) -> set[str]:
+    """The modules that a process has imported at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(code=code)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("imported: ")[2].split())
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        (RUN.format(args=["run", PATH, "-p", "Once", "-n", "2"]), SLOW | OF_SERVERS),
+        (SERVE.format(path=PATH), SLOW),
+    ],
+    ids=["run", "serve"],
+)
+def test_a_start_imports_no_slow_library(code: str, absent: set[str]) -> None:
+    imported(code)  # compiles kernels that are missing
+    assert imported(code) & absent == set()
