@@ -311,7 +311,7 @@ def test_entries_of_a_table(
 @pytest.mark.parametrize("n", [1, 4])
 def test_tiles_of_zeros(n: int) -> None:
     zero = simd_bytes.zero_tile(n)
-    type = types.UniTuple(arithmetic.f32x16, n)
+    type = types.UniTuple(arithmetic.f32x16.real, n)
     store = vector_function(
         types.void,
         (types.int64, type),
