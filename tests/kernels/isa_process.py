@@ -38,6 +38,7 @@ MORE_TYPES: Final = (
     GGMLType.IQ4_NL,
     GGMLType.IQ1_M,
     GGMLType.IQ2_XS,
+    GGMLType.IQ3_S,
     GGMLType.TQ1_0,
     GGMLType.MXFP4,
     GGMLType.NVFP4,

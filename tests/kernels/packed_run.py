@@ -100,6 +100,11 @@ def set_scales(t: Tensor, scales: Callable[[int], Array]) -> None:
         wanted = np.abs(scales(blocks[name].size)).reshape(blocks[name].shape)
         blocks[name] = np.abs(values - wanted[..., None]).argmin(-1)
         return
+    if t.type is GGMLType.IQ1_M:  # 4 bits are the highest of each field of scales
+        bits = np.asarray(scales(len(blocks)), np.float16).view(np.uint16)[:, None]
+        parts = (bits >> np.array([0, 4, 8, 12], np.uint16) & 15) << 12
+        blocks["scales"] = blocks["scales"] & 0xFFF | parts
+        return
     for name in SCALES.intersection(LAYOUTS[t.type].names or ()):
         blocks[name] = scales(len(blocks))
 

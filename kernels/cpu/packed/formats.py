@@ -118,6 +118,17 @@ FORMATS: Final[dict[GGMLType, Format]] = {
         _format(GGMLType.Q6_K, Kind.OFFSET_16, 32, d=HALF, scales=BYTE, ql=WORD, qh=WORD),
         _format(GGMLType.Q3_K, Kind.OFFSET_16, 4, d=HALF, scales=BYTE, qs=WORD, hmask=WORD),
         _format(GGMLType.Q2_K, Kind.MIN_16, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
+        _format(GGMLType.IQ3_S, Kind.OFFSET, 16, d=HALF, scales=BYTE, qh=BYTE, signs=WORD, qs=WORD),
+        _format(GGMLType.IQ3_XXS, Kind.OFFSET, 64, d=HALF, signs=WORD, qs=WORD),
+        _format(
+            GGMLType.IQ2_S, Kind.OFFSET_16, 43, d=HALF, scales=BYTE, qh=BYTE, signs=WORD, qs=WORD
+        ),
+        _format(GGMLType.IQ2_XS, Kind.OFFSET_16, 43, d=HALF, scales=BYTE, qs=WORD),
+        _format(GGMLType.IQ2_XXS, Kind.OFFSET, 43, d=HALF, qs=WORD),
+        _format(GGMLType.IQ1_M, Kind.OFFSET_16, 9, scales=HALF, qh=BYTE, qs=WORD),
+        _format(GGMLType.IQ1_S, Kind.MIN, 0, d=HALF, qh=HALF, qs=WORD),
+        _format(GGMLType.TQ1_0, Kind.OFFSET, 1, d=HALF, qh=WORD, qs=WORD),
+        _format(GGMLType.TQ2_0, Kind.OFFSET, 1, d=HALF, qs=WORD),
         _format(GGMLType.F16, None, 0, values=HALF),
         _format(GGMLType.BF16, None, 0, values=HALF),
         _format(GGMLType.F32, None, 0, values=WORD),

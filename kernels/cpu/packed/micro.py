@@ -15,6 +15,7 @@ from ..compiler.jit import Kernel, family
 from ..simd.bytes import prefetch, zero_tile
 from ..simd.calls import inlined
 from ..simd.memory import load_bf16x16, load_f16x16, load_f32x16
+from . import unpacking_iq as _unpacking_iq  # noqa: F401 - declare their steps
 from .formats import FORMATS
 from .tiles import (
     COLUMN_BYTES,

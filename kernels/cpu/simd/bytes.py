@@ -61,7 +61,7 @@ def spread_float(b: Any, address: Any, offset: int) -> Any:
 # --- dot products of bytes ---
 
 
-def _parts(b: Any, v: Any, n: int) -> list[Any]:
+def parts_of(b: Any, v: Any, n: int) -> list[Any]:
     """The parts of `n` lanes of a vector."""
     undefined = ir.Constant(v.type, ir.Undefined)
     index = ir.VectorType(_I32, n)
@@ -88,7 +88,7 @@ def _dot4_vnni_512(b: Any, acc: Any, u: Any, s: Any) -> Any:
 
 def _dot4_vnni_256(b: Any, acc: Any, u: Any, s: Any) -> Any:
     kind = ir.VectorType(_I32, 8)
-    accs, us, ss = _parts(b, acc, 8), _parts(b, u, 32), _parts(b, s, 32)
+    accs, us, ss = parts_of(b, acc, 8), parts_of(b, u, 32), parts_of(b, s, 32)
     name = "llvm.x86.avx512.vpdpbusd.256"
     return _joined(b, [call(b, name, kind, *part) for part in zip(accs, us, ss, strict=True)])
 
@@ -96,7 +96,7 @@ def _dot4_vnni_256(b: Any, acc: Any, u: Any, s: Any) -> Any:
 def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
     """Uses i8mm if there is one; else multiplies u - 128, and adds 128 times the sum of s."""
     kind = ir.VectorType(_I32, 4)
-    accs, us, ss = _parts(b, acc, 4), _parts(b, u, 16), _parts(b, s, 16)
+    accs, us, ss = parts_of(b, acc, 4), parts_of(b, u, 16), parts_of(b, s, 16)
     if has_feature("i8mm"):
         name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
         return _joined(b, [call(b, name, kind, *p) for p in zip(accs, us, ss, strict=True)])
@@ -126,7 +126,7 @@ def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
         return call(b, "llvm.x86.avx512.pmaddw.d.512", _V_I32, x, y)
     if has_feature("avx2"):
         kind = ir.VectorType(_I32, 8)
-        parts = zip(_parts(b, x, 16), _parts(b, y, 16), strict=True)
+        parts = zip(parts_of(b, x, 16), parts_of(b, y, 16), strict=True)
         return _joined(b, [call(b, "llvm.x86.avx2.pmadd.wd", kind, *p) for p in parts])
     wide = ir.VectorType(_I32, 32)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
@@ -143,7 +143,7 @@ def _dot4_saturated(b: Any, acc: Any, u: Any, s: Any) -> Any:
     wide = has_feature("avx512bw")
     n, name = (64, "avx512.pmaddubs.w.512") if wide else (32, "avx2.pmadd.ub.sw")
     kind = ir.VectorType(_I16, n // 2)
-    parts = zip(_parts(b, u, n), _parts(b, s, n), strict=True)
+    parts = zip(parts_of(b, u, n), parts_of(b, s, n), strict=True)
     pairs = _joined(b, [call(b, f"llvm.x86.{name}", kind, *part) for part in parts])
     return b.add(acc, _multiply_pairs(b, pairs, _all(_V_I16, 1)))
 
@@ -325,7 +325,7 @@ def _looked_up(b: Any, entries: Sequence[int], index: Any) -> Any:
     if has_feature("avx512bw") or has_feature("avx2"):
         n, name = (64, "avx512.pshuf.b.512") if has_feature("avx512bw") else (32, "avx2.pshuf.b")
         table = ir.Constant(ir.VectorType(_I8, n), list(entries) * (n // 16))
-        parts = _parts(b, index, n)
+        parts = parts_of(b, index, n)
         return _joined(b, [call(b, f"llvm.x86.{name}", table.type, table, part) for part in parts])
     result = ir.Constant(_V_I8, None)
     for i, entry in enumerate(entries):

@@ -141,9 +141,13 @@ def _emit_copy(b: Any, dst: Any, src: Any, n: Any) -> Any:
     call(b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), *at, n, ir.IntType(1)(0))
 
 
-# 16 contiguous bytes
+# 16 contiguous numbers
 load_u8_i32x16 = vector_function(
     i32x16, (_address,), lambda b, at: b.zext(_load(b, at, _V_I8), _V_I32)
+)
+load_i32x16 = vector_function(i32x16, (_address,), lambda b, at: _load(b, at, _V_I32))
+load_u16_i32x16 = vector_function(
+    i32x16, (_address,), lambda b, at: b.zext(_load(b, at, ir.VectorType(_I16, LANES)), _V_I32)
 )
 store_i32x16_u8 = vector_function(types.void, (_address, i32x16), _emit_store_u8)
 store_u32 = vector_function(
@@ -188,6 +192,12 @@ low_high = vector_function(
 )
 # change the sign of lanes whose bit is set
 flip_signs = vector_function(f32x16, (f32x16, types.int64), _emit_flip)
+# the low 16 bits of lanes as float16
+f16_of_lanes = vector_function(
+    f32x16,
+    (i32x16,),
+    lambda b, v: f16_to_f32(b, b.trunc(v, ir.VectorType(_I16, LANES))),
+)
 f32_of_bits = vector_function(
     types.float32, (types.int64,), lambda b, n: b.bitcast(b.trunc(n, _I32), _F32)
 )
