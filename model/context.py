@@ -22,6 +22,8 @@ from ..alloc.buffer import Buffer
 from ..base.errors import RequestError, UnsupportedModelError
 from ..base.settings import STRICT
 from ..graph.op import Op
+from ..kernels.cpu.device import CpuBackend
+from ..kernels.cpu.pool import ThreadPool
 from ..sched.backend import Backend, Device
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes
@@ -32,7 +34,7 @@ from .kv_groups import make_pool
 from .kv_memory import KVMemory, KVRead, MemoryGroup
 from .kv_sequence import KVSequence
 from .loader import LoadedModel
-from .outputs import Row, top_size, top_sizes
+from .outputs import Row, Rows, top_size, top_sizes
 from .params import ContextParams
 from .pipeline import why_no_pipeline
 from .sampling import SamplingParams
@@ -178,15 +180,22 @@ class Context(GraphContext):
             done += ubatch.n_outputs
         return logits
 
-    def decode_rows(self, batch: Batch) -> list[Row]:
-        """Compute a batch as `decode` does, and return a row for each output.
+    @property
+    def host_threads(self) -> ThreadPool | None:
+        """The processor's threads for kernels; None if NumPy computes."""
+        backends = (b for b in self._backends.values() if isinstance(b, CpuBackend))
+        return next((backend.pool for backend in backends), None)
+
+    def decode_rows(self, batch: Batch) -> Rows:
+        """Compute a batch as `decode` does, and return a row for each output. Rows are valid until
+        the next call.
 
         A row may have only the largest logits, at least `n_top` of them, if the output has an
         `n_top` and its logits are in a device's memory. If it has a mask too, the row has those of
         the allowed tokens only. Masks are requested while the device computes the logits.
         """
         if not self._top_sizes:
-            return list(self.decode(batch))
+            return self._rows_in_place(batch)
         rows: list[Row] = []
         for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
             n_tops, masks = ubatch.n_tops, ubatch.masks
@@ -201,6 +210,20 @@ class Context(GraphContext):
                 logits = np.empty((ubatch.n_outputs, self.n_vocab), np.float32)
                 self._read_logits(ubatch, logits)
                 rows.extend(logits)
+        return rows
+
+    def _rows_in_place(self, batch: Batch) -> F32Array:
+        """Compute a batch and return its logits, where the graph wrote them if that is possible."""
+        ubatches = list(cut_batch(batch, self.n_ubatch, self.n_seq_max))
+        if len(ubatches) != 1 or not batch.n_outputs:
+            return self.decode(batch)
+        graph = self._compute(ubatches[0])
+        rows = graph.outputs.in_place
+        if rows is None:
+            rows = np.empty((batch.n_outputs, self.n_vocab), np.float32)
+            graph.outputs.read_logits(rows)
+        rows = rows[: batch.n_outputs]
+        self._check(rows, ubatches[0], graph)
         return rows
 
     def _read_logits(self, ubatch: UBatch, logits: F32Array) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import tensor_read
+from ..alloc.buffer import buffer_of, tensor_read
+from ..alloc.host import HostBuffer
 from ..graph import GGMLType, Tensor, ops
 from ..sched.backend import Device
 from .batch import LateMask, Mask
@@ -42,6 +44,7 @@ class TopLogits:
 
 
 Row: TypeAlias = F32Array | TopLogits  # all logits [n_vocab], or the largest
+Rows: TypeAlias = F32Array | list[Row]  # [n, n_vocab], or n rows
 
 
 class TopNodes(NamedTuple):
@@ -75,6 +78,16 @@ class Outputs:
         self.logits = logits
         self.mask = mask_input(logits) if masked else None
         self.top = TopNodes.of(logits, n_top, self.mask) if n_top else None
+
+    @cached_property
+    def in_place(self) -> F32Array | None:
+        """Logits [n_outputs, n_vocab] in the host's memory; None if they are in a device's. The
+        graph must be scheduled."""
+        buffer = buffer_of(self.logits)
+        if not isinstance(buffer, HostBuffer):
+            return None
+        rows: F32Array = buffer.array(self.logits).reshape(-1, self.logits.ne[0])
+        return rows
 
     @property
     def tensors(self) -> Sequence[Tensor]:

@@ -76,8 +76,13 @@ class CpuCompute:
             return addresses[id(memory)][1] + tensor.offset
 
         plan = CpuPlan(graph, address_of, self._n_active, self._progress, workspace)
-        pool = self._pool = self._pool or ThreadPool(self.n_threads, self._poll)
-        return CpuProgram(plan, pool)
+        return CpuProgram(plan, self.pool)
+
+    @property
+    def pool(self) -> ThreadPool:
+        """The threads, started on the first use."""
+        self._pool = self._pool or ThreadPool(self.n_threads, self._poll)
+        return self._pool
 
     def lower_priority(self) -> None:
         """Let other programs go first on busy cores."""

@@ -37,6 +37,7 @@ from .compiler.jit import cache_folder
 from .compute import CpuCompute
 from .packed.buffer import RepackBuffer, RepackBufferType
 from .packed.formats import FORMATS
+from .pool import ThreadPool
 
 
 class CpuDevice(Device):
@@ -154,6 +155,11 @@ class CpuBackend(Backend):
 
     def lower_priority(self) -> None:
         self._compute.lower_priority()
+
+    @property
+    def pool(self) -> ThreadPool | None:
+        """The threads that run kernels; None if NumPy computes."""
+        return self._compute.pool if isinstance(self._compute, CpuCompute) else None
 
     def graph_compute(self, graph: Graph) -> None:
         self.graph_plan_create(graph)()

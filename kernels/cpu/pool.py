@@ -227,6 +227,17 @@ STOP_ALL: Final = Kernel(pool_stop, 1)
 POOL_KERNELS: Final = (WORKER, RUN, STOP_ALL)
 
 
+def entry_of(kernel: Kernel, params: int) -> npt.NDArray[np.int64]:
+    """A plan of one call, of a kernel with the parameters at this address, on all threads.
+
+    Raises:
+        BackendError: the kernel cannot be compiled or loaded.
+    """
+    entry = np.zeros(ENTRY_WORDS, np.int64)
+    entry[FN], entry[PARAMS_AT] = kernel.address, params
+    return entry
+
+
 class ThreadPool:
     """`n_threads` threads, including the caller's, that run plans together.
 

@@ -15,7 +15,7 @@ from ...base.errors import BackendError, RequestError
 from ..batch import Mask
 from ..outputs import I32Array
 from .candidates import Candidates
-from .dist import choose
+from .dist import MersenneTwister, choose
 from .softmax import F32Array, IdArray, exps
 
 SamplerStep: TypeAlias = Callable[[Candidates], Candidates]
@@ -27,7 +27,7 @@ class Chain(Protocol):
     def draw(
         self,
         logits: F32Array,
-        u: float,
+        u: float | None = None,
         ids: I32Array | None = None,
         mask: Mask | None = None,
     ) -> int:
@@ -35,7 +35,7 @@ class Chain(Protocol):
 
         Args:
             logits: raw logits [n_vocab]; with `ids`, the n largest of them in descending order.
-            u: a random number in [0, 1).
+            u: a number in [0, 1); None: the next random number of the chain.
             ids: the tokens of `logits` [n]. The first step must then drop all other tokens.
             mask: the allowed tokens; only without `ids`.
 
@@ -51,18 +51,21 @@ class Chain(Protocol):
 class NumpyChain:
     """Runs the steps as Python functions."""
 
-    def __init__(self, steps: Sequence[SamplerStep]) -> None:
+    def __init__(self, steps: Sequence[SamplerStep], seed: int) -> None:
         self._steps = steps
+        self._random = MersenneTwister(seed)
         self._last: tuple[IdArray, F32Array] | None = None
 
     def draw(
         self,
         logits: F32Array,
-        u: float,
+        u: float | None = None,
         ids: I32Array | None = None,
         mask: Mask | None = None,
     ) -> int:
         """See Chain."""
+        # draws a number even for a single candidate, as llama-server does: later draws depend on it
+        u = self._random.uniform_double() if u is None else u
         if ids is not None:
             c = Candidates(ids.astype(np.int64), logits, sorted=True)
         elif mask is not None:

@@ -7,7 +7,7 @@ Tested by tests/model/test_sampling_dist.py.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,12 @@ class MersenneTwister:
         np.random.RandomState(self._bits).seed(seed)
         # draws made in advance, as NumPy takes as long for one; the next draw is the last element
         self._drawn: list[int] = []
+
+    def state(self) -> npt.NDArray[np.uint32]:
+        """Return the 624 words of the state, and the index of the next one. No number was drawn."""
+        assert not self._drawn, "numbers were drawn in advance"
+        state: dict[str, Any] = self._bits.state["state"]
+        return np.append(state["key"], state["pos"]).astype(np.uint32)
 
     def uniform_double(self) -> float:
         """Return a float64 in [0, 1) from two draws: std::generate_canonical<double, 53>."""

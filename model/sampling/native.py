@@ -1,4 +1,4 @@
-"""A chain of samplers as one native call per token, with the kernels of kernels/cpu/sampling.
+"""A chain of samplers as kernels of kernels/cpu/sampling, which one native call runs.
 
 Translates the parameters of each step to those of its kernel. Knows no sampling formula.
 Tested by tests/model/test_sampling_native.py.
@@ -6,9 +6,8 @@ Tested by tests/model/test_sampling_native.py.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -22,8 +21,10 @@ from ...sched.backend import CompileProgress
 from ..batch import Mask
 from ..outputs import I32Array
 from .chain import SamplerStep, invalid_logits, no_token_left
+from .dist import MersenneTwister
 from .dry import DryPenalty
 from .penalties import RepeatPenalties, logit_bias
+from .row_table import RowTable, address_of
 from .softmax import F32Array, IdArray
 from .temperature import dynamic_temperature, dynamic_temperature_limits, temperature
 from .truncation import least_log, min_p, top_k, top_n_sigma, top_p, typical
@@ -32,9 +33,8 @@ from .xtc import Xtc
 Params = tuple[int | float, ...]
 
 _N_PARAMS: Final = 6  # words of parameters per step
-_ALIGNMENT: Final = 64
 _FEW_TOKENS: Final = 4096  # any step takes only microseconds for so few candidates
-_ALWAYS: Final = (kernels.SAMPLE_TOKEN, kernels.sample_sort, kernels.sample_draw)
+_ALWAYS: Final = (kernels.sample_rows, kernels.sample_sort, kernels.sample_draw)
 
 # the kernel of each pure step, and a function from the step's parameters to the kernel's
 _PURE: Final[dict[Callable[..., Any], tuple[Kernel, Callable[..., Params]]]] = {
@@ -82,7 +82,7 @@ class _NativeStep:
 
 class _Bias(_NativeStep):
     def __init__(self, tokens: IdArray, biases: F32Array) -> None:
-        super().__init__(kernels.sample_bias, (len(tokens), _address(tokens), _address(biases)))
+        super().__init__(kernels.sample_bias, (len(tokens), address_of(tokens), address_of(biases)))
         self._arrays = tokens, biases  # keeps the memory of the addresses alive
 
 
@@ -106,7 +106,7 @@ class _Dry(_NativeStep):
     def before(self, ints: memoryview, at: int) -> None:
         tokens, biases = self._arrays = self._step.biases()
         ints[at] = len(tokens)
-        ints[at + 1], ints[at + 2] = _address(tokens), _address(biases)
+        ints[at + 1], ints[at + 2] = address_of(tokens), address_of(biases)
 
 
 class _Xtc(_NativeStep):
@@ -142,49 +142,75 @@ def _translated(step: SamplerStep) -> _NativeStep:
 
 
 class NativeChain:
-    """Runs the steps as kernels, in memory that is allocated once."""
+    """Runs the steps as kernels, in memory that is allocated once.
 
-    def __init__(self, steps: Sequence[SamplerStep], n_vocab: int) -> None:
-        """Raise BackendError if a kernel cannot be compiled."""
+    Attributes:
+        address: the address of its block, see kernels/cpu/sampling/state.py.
+        changes: `before` and `after` have an effect.
+        is_short: a draw takes only microseconds.
+    """
+
+    def __init__(self, steps: Sequence[SamplerStep], n_vocab: int, seed: int) -> None:
+        """`seed` is that of the random numbers. Raise BackendError if a kernel cannot be
+        compiled."""
         natives = [*map(_translated, steps), _NativeStep(kernels.sample_draw, ())]
         load_all((*_ALWAYS, *(native.kernel for native in natives)))
         self._block = np.zeros(_words(len(natives)), np.int64)
         self._ints = self._block.data
         self._floats = _as_floats(self._ints)
         self._memory = _SamplingMemory(self._block, n_vocab)
-        self._address = _address(self._block)
+        self.address = address_of(self._block)
+        self._twister = MersenneTwister(seed).state()
+        self._twister_address = self._ints[state.TWISTER] = address_of(self._twister)
         self._mask: Mask | None = None
         self._changing: list[tuple[_NativeStep, int]] = []  # steps with state, and their parameters
         self._write_steps(natives)
+        self.changes = bool(self._changing)
         n_first = self._ints[state.N_FIRST] = _n_first(steps)
-        self._call = _native_call(_is_short(n_first, n_vocab))
+        self.is_short = _is_short(n_first, n_vocab)
+        self._table = RowTable(1)
 
     def draw(
         self,
         logits: F32Array,
-        u: float,
+        u: float | None = None,
         ids: I32Array | None = None,
         mask: Mask | None = None,
     ) -> int:
         """See Chain."""
-        assert logits.flags.c_contiguous, logits.strides
-        assert ids is None or ids.flags.c_contiguous, ids.strides
-        ints = self._ints
-        self._floats[state.U] = u
+        self._ints[state.TWISTER] = self._twister_address if u is None else 0
+        if u is not None:
+            self._floats[state.U] = u
+        self.allow(mask)
+        self._table.write(0, self.address, logits, ids)
+        self.before()
+        (token,) = self._table.run(1, keeps_interpreter=self.is_short)
+        self.after()
+        if token < 0:
+            raise self.error(logits)
+        return token
+
+    def allow(self, mask: Mask | None) -> None:
+        """Let later draws from the whole vocabulary choose among the tokens of `mask`; None: all.
+        The mask must live until the next call."""
         if mask is not self._mask:  # an engine uses the same array again
-            self._mask, ints[state.MASK] = mask, 0 if mask is None else _address(mask)
+            self._mask, self._ints[state.MASK] = mask, 0 if mask is None else address_of(mask)
+
+    def before(self) -> None:
+        """Write the parameters that change for each token. Call it before each draw."""
         for native, at in self._changing:
-            native.before(ints, at)
-        self._call(
-            self._address, _address(logits), 0 if ids is None else _address(ids), len(logits)
-        )
+            native.before(self._ints, at)
+
+    def after(self) -> None:
+        """Read the results of steps with state. Call it after each draw."""
         for native, at in self._changing:
-            native.after(ints, at)
-        if ints[state.STATUS] == state.BROKEN:
-            raise invalid_logits(logits)
-        if ints[state.STATUS] == state.NOTHING_LEFT:
-            raise no_token_left(mask)
-        return ints[state.TOKEN]
+            native.after(self._ints, at)
+
+    def error(self, logits: F32Array) -> Exception:
+        """The error of a draw from `logits` that found no token."""
+        if self._ints[state.STATUS] == state.BROKEN:
+            return invalid_logits(logits)
+        return no_token_left(self._mask)
 
     def last(self) -> tuple[IdArray, F32Array]:
         """See Chain."""
@@ -200,7 +226,7 @@ class NativeChain:
         at = state.STEPS + state.STEP_WORDS * len(natives)
         for i, native in enumerate(natives):
             entry = state.STEPS + state.STEP_WORDS * i
-            ints[entry], ints[entry + 1] = native.kernel.address, self._address + 8 * at
+            ints[entry], ints[entry + 1] = native.kernel.address, self.address + 8 * at
             for j, value in enumerate(native.params):
                 if isinstance(value, float):
                     floats[at + j] = value
@@ -221,10 +247,10 @@ class _SamplingMemory:
         self._other = np.empty(n_vocab + state.N_COUNTS, np.int64)
         self._maxima = np.empty(state.MAX_GROUPS, np.float32)
         block[state.N_VOCAB] = n_vocab
-        block[state.OWN], block[state.WEIGHTS] = _address(self.logits), _address(self.weights)
-        block[state.IDS], block[state.MARKS] = _address(self.ids), _address(self._marks)
-        block[state.KEYS], block[state.OTHER] = _address(self.keys), _address(self._other)
-        block[state.MAXIMA] = _address(self._maxima)
+        block[state.OWN], block[state.WEIGHTS] = address_of(self.logits), address_of(self.weights)
+        block[state.IDS], block[state.MARKS] = address_of(self.ids), address_of(self._marks)
+        block[state.KEYS], block[state.OTHER] = address_of(self.keys), address_of(self._other)
+        block[state.MAXIMA] = address_of(self._maxima)
 
 
 def _words(n_steps: int) -> int:
@@ -233,11 +259,6 @@ def _words(n_steps: int) -> int:
 
 def _as_floats(ints: memoryview) -> memoryview[float]:
     return ints.cast("B").cast("d")
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.ctypes.data
-    return address
 
 
 def _is_short(n_first: int, n_vocab: int) -> bool:
@@ -259,14 +280,3 @@ def _n_first(steps: Sequence[SamplerStep]) -> int:
         elif not isinstance(step, RepeatPenalties | DryPenalty):
             return 0
     return 0
-
-
-@cache
-def _native_call(keeps_interpreter: bool) -> Callable[[int, int, int, int], None]:
-    """Return the kernel as a function that holds the interpreter lock, or releases it.
-
-    A short call holds it: another thread could take the lock for 5 ms (sys.getswitchinterval). A
-    long call releases it, so that a server's other threads can run.
-    """
-    make = ctypes.PYFUNCTYPE if keeps_interpreter else ctypes.CFUNCTYPE
-    return make(None, *[ctypes.c_int64] * 4)(kernels.SAMPLE_TOKEN.address)

@@ -19,8 +19,7 @@ from ...base.settings import NO_JIT
 from ..batch import Mask
 from ..outputs import Row, TopLogits
 from .breakers import BreakerVocab, find_breakers
-from .chain import Chain, NumpyChain, SamplerStep, invalid_logits
-from .dist import MersenneTwister
+from .chain import Chain, NumpyChain, SamplerStep
 from .dry import DryPenalty
 from .native import NativeChain
 from .params import SamplingParams
@@ -66,22 +65,15 @@ class Sampler:
         self.remembers = bool(self._memories)
         self._greedy = _is_greedy(params, {name for name, step in chain if step is not None})
         self.n_top = 1 if self._greedy else _n_kept(self._steps)
-        self._rng = MersenneTwister(self.seed)
-        self._best: int | None = None  # of the last greedy choice
-        if not self._greedy:
-            _ = self._chain  # made now, so that the first token is not slower
+        _ = self.chain  # made now, so that the first token is not slower
 
     @cached_property
-    def _chain(self) -> Chain:
-        return self._chain_of(self._steps)
-
-    @cached_property
-    def _largest(self) -> Chain:
-        """Draws the largest of the tokens that a mask allows."""
-        return self._chain_of([partial(top_k, k=1)])
-
-    def _chain_of(self, steps: Sequence[SamplerStep]) -> Chain:
-        return NumpyChain(steps) if NO_JIT() else NativeChain(steps, self._n_vocab)
+    def chain(self) -> Chain:
+        """The steps; of a greedy sampler, only the choice of the largest logit."""
+        steps = [partial(top_k, k=1)] if self._greedy else self._steps
+        if NO_JIT():
+            return NumpyChain(steps, self.seed)
+        return NativeChain(steps, self._n_vocab, self.seed)
 
     def accept(self, token: int) -> None:
         """Add a token of the sequence to the windows of penalties and DRY."""
@@ -105,23 +97,14 @@ class Sampler:
             return self._sample_top(logits, mask)
         assert logits.shape == (self._n_vocab,), logits.shape
         assert logits.dtype == np.float32, logits.dtype
-        if self._greedy:
-            if mask is None:
-                return self._sample_greedily(logits)
-            self._best = self._largest.draw(logits, 0.0, mask=mask)
-            return self._best
-        # draws a number even for a single candidate, as llama-server does: later draws depend on it
-        return self._chain.draw(logits, self._rng.uniform_double(), mask=mask)
+        return self.chain.draw(logits, mask=mask)
 
     def candidates(self) -> tuple[IdArray, F32Array]:
         """Return (ids, probabilities) [n] of the last `sample`, the most likely first.
 
         Candidates of probability 0 are omitted.
         """
-        if self._greedy:
-            assert self._best is not None, "sample() was not called"
-            return np.array([self._best]), np.ones(1, np.float32)
-        ids, weights = self._chain.last()
+        ids, weights = self.chain.last()
         probs = rounded(weights / weights.sum(dtype=np.float64))
         order = np.argsort(-probs, kind="stable")[: np.count_nonzero(probs)]
         return ids[order], probs[order]
@@ -129,19 +112,7 @@ class Sampler:
     def _sample_top(self, top: TopLogits, mask: Mask | None) -> int:
         least = min(self.n_top, self._n_vocab) if mask is None else 1  # a mask may allow fewer
         assert 0 < least <= len(top.ids), (self.n_top, len(top.ids))
-        if self._greedy:
-            if not np.isfinite(top.logits[0]):
-                raise invalid_logits(top.logits)
-            self._best = int(top.ids[0])
-            return self._best
-        return self._chain.draw(top.logits, self._rng.uniform_double(), top.ids)
-
-    def _sample_greedily(self, logits: F32Array) -> int:
-        best = int(logits.argmax())
-        if not np.isfinite(logits[best]):
-            raise invalid_logits(logits)
-        self._best = best
-        return best
+        return self.chain.draw(top.logits, ids=top.ids)
 
 
 def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> SamplerStep | None:

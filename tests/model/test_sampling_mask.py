@@ -40,9 +40,9 @@ def outcome(sampler: Sampler, logits: F32Array, mask: Mask | None) -> int | str:
 
 def native_and_twin(params: SamplingParams, vocab: ToyVocab) -> tuple[Sampler, Sampler]:
     native, twin = Sampler(params, vocab), Sampler(params, vocab)
-    twin.__dict__.pop("_chain", None)
+    twin.__dict__.pop("chain")
     with NO_JIT.set(1):
-        _ = twin._chain, twin._largest
+        _ = twin.chain
     return native, twin
 
 

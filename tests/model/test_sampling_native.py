@@ -31,10 +31,10 @@ from lamella.model.sampling import (
     Sampler,
     SamplingParams,
     load_kernels,
-    native,
 )
 from lamella.model.sampling.chain import NumpyChain
 from lamella.model.sampling.native import NativeChain
+from lamella.model.sampling.row_table import native_call
 
 INF = float("inf")
 
@@ -44,11 +44,12 @@ def pair(params: SamplingParams, vocab: ToyVocab) -> tuple[Sampler, Sampler]:
     greedy."""
     native, twin = Sampler(params, vocab), Sampler(params, vocab)
     native._greedy = twin._greedy = False
+    for sampler in (native, twin):
+        sampler.__dict__.pop("chain")
     with NO_JIT.set(0):
-        assert isinstance(native._chain, NativeChain)
-    twin.__dict__.pop("_chain", None)
+        assert isinstance(native.chain, NativeChain)
     with NO_JIT.set(1):
-        assert isinstance(twin._chain, NumpyChain)
+        assert isinstance(twin.chain, NumpyChain)
     return native, twin
 
 
@@ -123,7 +124,7 @@ def test_equal_logits_need_no_full_sort() -> None:
         logits = np.full(3001, value, np.float32)
         logits[2000] = 1
         assert_same(native, twin, logits)
-        chain = native._chain
+        chain = native.chain
         assert isinstance(chain, NativeChain)
         keys = chain._memory.keys
         keys[:] = -1
@@ -149,21 +150,21 @@ def test_the_first_index_that_reaches_the_share_is_chosen() -> None:
     native, twin = pair(SamplingParams(samplers=()), VOCABS[3])
     for u in (0.0, 0.249, 0.25, 0.251, 0.5, 0.75, 0.751, 1 - 1e-16):
         logits = array([0, 0, -INF])
-        assert native._chain.draw(logits, u) == twin._chain.draw(logits, u) == int(u > 0.5)
+        assert native.chain.draw(logits, u) == twin.chain.draw(logits, u) == int(u > 0.5)
 
 
 def test_min_keep_candidates_stay_in_order() -> None:
     params = SamplingParams(samplers=("min_p",), min_p=0.5, min_keep=2)
     for sampler in pair(params, VOCABS[3]):
-        sampler._chain.draw(array([1.0, 1.5, 0.0]), 0.5)
-        assert sampler._chain.last()[0].tolist() == [0, 1]
+        sampler.chain.draw(array([1.0, 1.5, 0.0]), 0.5)
+        assert sampler.chain.last()[0].tolist() == [0, 1]
 
 
 def test_kernels_write_within_their_memory() -> None:
     for n in (1, 17, 100):
         params = SamplingParams(typical_p=0.9, top_n_sigma=5, min_p=0.01, repeat_penalty=1.1)
         native, _ = pair(params, VOCABS.get(n) or letters(n))
-        chain = native._chain
+        chain = native.chain
         assert isinstance(chain, NativeChain)
         for word, size in ((state.OWN, 4), (state.WEIGHTS, 4), (state.IDS, 4), (state.KEYS, 8)):
             guarded = np.full(size * n + 128, 0xA5, np.uint8)
@@ -206,15 +207,14 @@ def test_long_calls_release_the_interpreter_lock(values: dict[str, Any], short: 
     params = SamplingParams(seed=5, **({"top_k": 0} | values))
     for n, kept in ((40_003, short), (1000, True)):
         sampler, twin = pair(params, ToyVocab([b":"] * n))
-        chain = sampler._chain
+        chain = sampler.chain
         assert isinstance(chain, NativeChain)
-        assert (chain._call is native._native_call(True)) == kept
-        assert (chain._call is native._native_call(False)) != kept
+        assert chain.is_short == kept
         assert_same(sampler, twin, random_logits(random.Random(1), n))
 
 
 def test_another_thread_runs_during_a_long_call() -> None:
-    flags = [native._native_call(keeps)._flags_ for keeps in (True, False)]  # type: ignore[attr-defined]
+    flags = [native_call(keeps)._flags_ for keeps in (True, False)]  # type: ignore[attr-defined]
     keeps_interpreter = 4  # FUNCFLAG_PYTHONAPI
     assert [bool(f & keeps_interpreter) for f in flags] == [True, False]
 
@@ -224,7 +224,7 @@ def test_every_kernel_is_used_by_some_chain() -> None:
     for values in ({"logit_bias": [(0, 1.0)], "repeat_penalty": 2.0}, {"dynatemp_range": 1.0}):
         on = {"typical_p": 0.5, "top_n_sigma": 1, "xtc_probability": 0.5}
         native, _ = pair(SamplingParams(**on, **values), VOCABS[16])  # type: ignore[arg-type]
-        chain = native._chain
+        chain = native.chain
         assert isinstance(chain, NativeChain)
         addresses = {chain._ints[i] for i in range(state.STEPS, len(chain._ints))}
         used |= {name for name, kernel in KERNELS.items() if kernel._address in addresses}

@@ -1,6 +1,6 @@
-"""sampling: the samplers as kernels. One native call per token runs a whole chain of steps."""
+"""sampling: the samplers as kernels. One native call runs the whole chains of all rows."""
 
-from .draw import SAMPLE_TOKEN, sample_draw
+from .draw import sample_draw, sample_rows
 from .select import sample_sort, sample_top_k
 from .temper import sample_bias, sample_dynamic_temperature, sample_penalties, sample_temperature
 from .truncate import (
@@ -13,13 +13,12 @@ from .truncate import (
 )
 
 SAMPLING_KERNELS = (
-    *(SAMPLE_TOKEN, sample_draw, sample_sort, sample_top_k, sample_top_p, sample_min_p),
+    *(sample_rows, sample_draw, sample_sort, sample_top_k, sample_top_p, sample_min_p),
     *(sample_temperature, sample_bias, sample_penalties, sample_typical, sample_top_n_sigma),
     *(sample_xtc, sample_dynamic_temperature),
 )
 
 __all__ = [
-    "SAMPLE_TOKEN",
     "SAMPLING_KERNELS",
     "XTC_USED",
     "sample_bias",
@@ -27,6 +26,7 @@ __all__ = [
     "sample_dynamic_temperature",
     "sample_min_p",
     "sample_penalties",
+    "sample_rows",
     "sample_sort",
     "sample_temperature",
     "sample_top_k",

@@ -1,18 +1,21 @@
-"""The native call that samples a token: it runs the steps of a chain, then draws.
+"""The native call that samples a token of each row: it runs the steps of a chain, then draws.
 
-Tested by tests/model/test_sampling_native.py.
+Rows are independent, so threads take them in turns. Tested by tests/model/test_sampling_native.py
+and test_sampling_rows.py.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
-from ..compiler.jit import Kernel, kernel
+from ..compiler.jit import kernel
 from ..simd.calls import call_kernel, inlined
 from ..simd.ints import copy_bytes
-from ..simd.memory import load_f32, load_f64, load_i64
+from ..simd.memory import load_f32, load_f64, load_i64, store_f64
+from ..simd.sync import atomic_add
 from .allow import allow
 from .rows import exps, largest
 from .select import group_maxima, largest_of_groups
@@ -31,6 +34,7 @@ from .state import (
     STEP_WORDS,
     STEPS,
     TOKEN,
+    TWISTER,
     WEIGHTS,
     WHOLE,
     N,
@@ -39,8 +43,21 @@ from .state import (
     put,
     word,
 )
+from .twister import uniform_double
 
 _INF = np.float32(math.inf)
+
+# the parameters of sample_rows
+NEXT: Final = 0  # the next row that a thread takes
+N_ROWS: Final = 1
+ROWS: Final = 2  # the rows, ROW_WORDS each
+# a row
+BLOCK: Final = 0  # address of a sampler's block, see state.py
+ROW_LOGITS: Final = 1  # address of float32s
+ROW_IDS: Final = 2  # address of int32s; 0: the logits are those of the whole vocabulary
+ROW_N: Final = 3
+RESULT: Final = 4  # the token, or less than 0: -1 - status
+ROW_WORDS: Final = 5
 
 
 @inlined
@@ -68,9 +85,12 @@ def sample_draw(s, q, _):
     put(s, TOKEN, id_at(s, _choose(word(s, WEIGHTS), n, load_f64(s + 8 * U))))
 
 
-def sample_token(s, logits, ids, n):
+@inlined
+def _sample(s, logits, ids, n):
     """Run all steps on the `n` logits at `logits`. They are those of the whole vocabulary if `ids`
     is 0, of which MASK may allow some; else those of the sorted tokens at `ids`."""
+    if word(s, TWISTER) != 0:
+        store_f64(s + 8 * U, uniform_double(word(s, TWISTER)))
     put(s, N, n)
     put(s, KEPT, 0)
     nan = 0
@@ -100,4 +120,15 @@ def sample_token(s, logits, ids, n):
         step += 8 * STEP_WORDS
 
 
-SAMPLE_TOKEN = Kernel(sample_token, 4)
+@kernel
+def sample_rows(p, ith, nth):
+    """Sample a token of each row. A sampler may have one row only."""
+    while True:
+        i = atomic_add(p + 8 * NEXT, 1)
+        if i >= load_i64(p + 8 * N_ROWS):
+            return
+        row = p + 8 * (ROWS + ROW_WORDS * i)
+        s = word(row, BLOCK)
+        _sample(s, word(row, ROW_LOGITS), word(row, ROW_IDS), word(row, ROW_N))
+        status = word(s, STATUS)
+        put(row, RESULT, word(s, TOKEN) if status == DONE else -1 - status)

@@ -37,13 +37,14 @@ SORT: Final = 13
 # the result
 STATUS: Final = 14
 TOKEN: Final = 15
-U: Final = 16  # float64 in [0, 1): the caller's random number
+U: Final = 16  # float64 in [0, 1): the random number of the draw
 SCRATCH: Final = 17  # 8 words
 MASK: Final = 25  # address of uint32s, bit i % 32 of word i // 32: token i is allowed; 0: all are
 KEPT: Final = 26  # MASK if all logits are candidates, but only the allowed ones count; else 0
 N_FIRST: Final = 27  # k of top_k, if the steps before it only change single logits; else 0
-N_STEPS: Final = 28
-STEPS: Final = 29  # the steps, STEP_WORDS each
+TWISTER: Final = 28  # address of the generator that U comes from, see twister.py; 0: U is given
+N_STEPS: Final = 29
+STEPS: Final = 30  # the steps, STEP_WORDS each
 STEP_WORDS: Final = 2
 
 # a status
