@@ -86,8 +86,7 @@ class Outputs:
         buffer = buffer_of(self.logits)
         if not isinstance(buffer, HostBuffer):
             return None
-        rows: F32Array = buffer.array(self.logits).reshape(-1, self.logits.ne[0])
-        return rows
+        return buffer.array(self.logits).view(np.float32).reshape(-1, self.logits.ne[0])
 
     @property
     def tensors(self) -> Sequence[Tensor]:

@@ -119,6 +119,15 @@ class EngineParams(Options):
     max_waiting: int = option(
         512, low=1, high=INT32_MAX, help="generations that may wait; further ones are refused"
     )
+    max_itl: int = option(
+        0,
+        "--max-itl",
+        metavar="MS",
+        low=-1,
+        high=INT32_MAX,
+        help="most milliseconds between tokens while other prompts are evaluated: a step takes so "
+        "few prompt tokens; 0: twice the time between tokens without them, -1: no limit",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class MersenneTwister:
     def state(self) -> npt.NDArray[np.uint32]:
         """Return the 624 words of the state, and the index of the next one. No number was drawn."""
         assert not self._drawn, "numbers were drawn in advance"
-        state: dict[str, Any] = self._bits.state["state"]
+        state: Any = self._bits.state["state"]
         return np.append(state["key"], state["pos"]).astype(np.uint32)
 
     def uniform_double(self) -> float:

@@ -1,9 +1,10 @@
 """The engine: many generations at once, one batch per step, on a thread of its own.
 
-A batch has one token of every decoding sequence, then chunks of prompts up to `n_ubatch` tokens. So
-no step takes longer than one ubatch. Shared prefixes that the pool still holds are not computed
-again. When the pool is full, the youngest sequence is preempted: it waits at the front of the queue
-until it fits as a whole, and continues with the same bits. The oldest always makes progress.
+A batch has one token of every decoding sequence, then chunks of prompts: at most `n_ubatch` tokens
+together, and so few that decoding sequences do not wait long (`pace.py`). Shared prefixes that the
+pool still holds are not computed again. When the pool is full, the youngest sequence is preempted:
+it waits at the front of the queue until it fits as a whole, and continues with the same bits. The
+oldest always makes progress.
 
 `policy.py` decides, `runner.py` acts, `queue.py` receives jobs. Knows token ids only.
 Tested by tests/runtime/test_engine*.py.
@@ -52,7 +53,7 @@ class Engine:
         self.n_parallel = n_parallel
         self._queue = JobQueue(params.max_waiting)
         self.compiler = Compiler(vocab)
-        self._runner = Runner(context, vocab, self._queue, n_parallel)
+        self._runner = Runner(context, vocab, self._queue, n_parallel, params.max_itl)
         self._worker = Worker("lamella-engine", self._run)
 
     @property

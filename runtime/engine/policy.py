@@ -103,15 +103,9 @@ def decoding(running: Iterable[State]) -> list[State]:
     return [job for job in running if job.decoding]
 
 
-def prompt_chunks(
-    running: Iterable[State], n_decoding: int, n_ubatch: int
-) -> list[tuple[State, int]]:
-    """The jobs whose prompts are evaluated in this step, oldest first, each with a token count.
-
-    Together with the `n_decoding` tokens of decoding jobs they fill at most one ubatch. At least
-    one token of a prompt is evaluated, so that prompts always make progress.
-    """
-    budget = max(n_ubatch - n_decoding, 1)
+def prompt_chunks(running: Iterable[State], budget: int) -> list[tuple[State, int]]:
+    """The jobs whose prompts are evaluated in this step, oldest first, each with a token count:
+    `budget` tokens together, see `Pace.n_prompt_tokens`."""
     chunks = []
     for job in running:
         if budget == 0:

@@ -9,7 +9,7 @@ Tested by tests/runtime/test_engine*.py and tests/runtime/test_prefix_bits.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,12 +30,19 @@ from ...model.context import Context
 from ...model.guide import Mask, MaskComputer, Matcher, n_mask_bits
 from ...model.kv_prefix import PrefixTree
 from ...model.kv_sequence import KVSequence
-from ...model.outputs import Row
-from ...model.sampling import Logprobs, model_logprobs, sampler_logprobs
+from ...model.outputs import Row, Rows
+from ...model.sampling import (
+    Logprobs,
+    RowSampler,
+    Sampled,
+    model_logprobs,
+    sampler_logprobs,
+)
 from ...model.vocab import Vocab
 from . import policy
 from .counters import Counters
 from .job import StopType
+from .pace import Pace
 from .queue import JobQueue
 from .ticket import Ticket
 
@@ -83,7 +90,9 @@ class Runner:
         n_ctx: the most tokens of a job. A job that runs alone always gets pages for that many.
     """
 
-    def __init__(self, context: Context, vocab: Vocab, queue: JobQueue, n_parallel: int) -> None:
+    def __init__(
+        self, context: Context, vocab: Vocab, queue: JobQueue, n_parallel: int, max_itl: int = 0
+    ) -> None:
         self.counters = Counters()
         self.running: list[Ticket] = []
         self.prefixes = PrefixTree(context.pool)
@@ -92,6 +101,8 @@ class Runner:
         self._vocab = vocab
         self._queue = queue
         self._n_parallel = n_parallel
+        self._pace = Pace(context.n_ubatch, max_itl)
+        self._sampler = RowSampler(n_parallel, context.host_threads)
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
         self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
@@ -103,9 +114,14 @@ class Runner:
             self._drop_cancelled()
             self._run_calls()
             self._admit()
+        begin, n_built = time.perf_counter(), self._context.n_graphs_built
         plan = self._plan_batch()
         if len(plan.batch):
             self._compute(plan)
+            # building a graph takes long, but once; work in flight is not over
+            if self._context.n_graphs_built == n_built and not self._context.in_flight:
+                ms = 1e3 * (time.perf_counter() - begin)
+                self._pace.measured(len(plan.batch), len(plan.outputs), ms)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all running jobs with an internal error."""
@@ -213,8 +229,10 @@ class Runner:
             assert seq is not None
             if seq.advance() or self._grow(ticket, seq):
                 plan.add(ticket, tokens[-1:], len(tokens) - 1, wanted=True)
-        n_ubatch = self._context.n_ubatch
-        for ticket, n in policy.prompt_chunks(self.running, len(plan.batch), n_ubatch):
+        if len(plan.outputs) == len(self.running):
+            return plan
+        n_prompt = self._pace.n_prompt_tokens(len(plan.batch))
+        for ticket, n in policy.prompt_chunks(self.running, n_prompt):
             begin, end = ticket.n_done, ticket.n_done + n
             wanted = policy.wants_output(ticket, end)
             plan.add(ticket, ticket.tokens[begin:end], begin, wanted=wanted)
@@ -264,10 +282,11 @@ class Runner:
             self.prefixes.confirm()
         for ticket in plan.prefilled:
             self._prefilled(ticket)
-        for ticket, row in zip(plan.outputs, rows, strict=True):
+        tokens = self._sample(plan, rows, masks)
+        for ticket, row, token in zip(plan.outputs, rows, tokens, strict=True):
             if not ticket.settled:
                 try:
-                    stop = self._next_token(ticket, row, masks.get(ticket))
+                    stop = self._next_token(ticket, row, token, masks.get(ticket))
                 except Exception as e:  # of this job only
                     self._fail((ticket,), e)
                     continue
@@ -287,19 +306,30 @@ class Runner:
                 self._begin_predicting(ticket)
                 self._finish(ticket, StopType.LIMIT)
 
-    def _next_token(self, ticket: Ticket, row: Row, mask: Mask | None) -> StopType | None:
-        """Sample a token and pass it to the sink. Return why the job ends, None if it goes on."""
+    def _sample(
+        self, plan: BatchPlan, rows: Rows, masks: Mapping[Ticket, Mask]
+    ) -> Sequence[Sampled]:
+        """Sample the tokens of all outputs."""
+        for ticket in plan.outputs:
+            if ticket.t_first == 0:
+                ticket.t_first = time.perf_counter()
+                self.counters.prompt_done(ticket)
+        samplers = [ticket.sampler for ticket in plan.outputs]
+        each = [masks.get(ticket) for ticket in plan.outputs] if masks else None
+        return self._sampler.sample(samplers, rows, each)
+
+    def _next_token(
+        self, ticket: Ticket, row: Row, sampled: Sampled, mask: Mask | None
+    ) -> StopType | None:
+        """Pass a sampled token to the sink. Return why the job ends, None if it goes on."""
         sampler, matcher = ticket.sampler, ticket.matcher
         if matcher is not None:
             matcher.check()  # a failed one has a mask of no meaning
-        if ticket.t_first == 0:
-            self._begin_predicting(ticket)
-        try:
-            token = sampler.sample(row, mask)
-        except RequestError:
-            if matcher is not None and matcher.is_complete:
+        if isinstance(sampled, Exception):
+            if isinstance(sampled, RequestError) and matcher is not None and matcher.is_complete:
                 return StopType.EOS  # ignore_eos or a bias bans the end token, and all others
-            raise
+            raise sampled
+        token = sampled
         if ticket.thinking is not None:
             token = ticket.thinking.next(token, mask)
         if sampler.remembers:

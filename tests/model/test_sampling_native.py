@@ -220,7 +220,7 @@ def test_another_thread_runs_during_a_long_call() -> None:
 
 
 def test_every_kernel_is_used_by_some_chain() -> None:
-    used = {"sample_token", "sample_sort"}
+    used = {"sample_rows", "sample_sort"}
     for values in ({"logit_bias": [(0, 1.0)], "repeat_penalty": 2.0}, {"dynatemp_range": 1.0}):
         on = {"typical_p": 0.5, "top_n_sigma": 1, "xtc_probability": 0.5}
         native, _ = pair(SamplingParams(**on, **values), VOCABS[16])  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_a_token_does_not_depend_on_other_rows(threads: ThreadPool) -> None:
             each = list(each)
         found = sampler.sample([together[i] for i in chosen], each, masks)
         for j, i in enumerate(chosen):
-            assert found[j] == alone[i].sample(rows[j], masks and masks[j])
+            assert found[j] == alone[i].sample(rows[j], None if masks is None else masks[j])
             token = found[j]
             assert isinstance(token, int)
             alone[i].accept(token)

@@ -124,6 +124,7 @@ class FakeContext:
         self.contents = [np.full(pool.n_cells_total, -1, np.int64) for pool in pools]
         self.tops = tops
         self.is_on_host = not tops
+        self.host_threads = None
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.on_decode: Callable[[int], None] = lambda step: None
@@ -324,8 +325,11 @@ def expected(prompt: Sequence[int], params: SamplingParams, n_max: int) -> list[
     return tokens[len(prompt) :]
 
 
-def make_engine(context: FakeContext, n_parallel: int = 4, max_waiting: int = 512) -> Engine:
-    params = EngineParams(max_waiting=max_waiting)
+def make_engine(
+    context: FakeContext, n_parallel: int = 4, max_waiting: int = 512, max_itl: int = -1
+) -> Engine:
+    """Without a limit of the time between tokens, steps are the same in each run."""
+    params = EngineParams(max_waiting=max_waiting, max_itl=max_itl)
     return Engine(cast(Context, context), VOCAB, n_parallel=n_parallel, params=params)
 
 

@@ -20,10 +20,10 @@ from fake_context import (
 )
 
 from lamella.base.errors import BackendError, CancelledError, ClosedError, OutOfMemoryError
-from lamella.model.guide import Mask
 from lamella.model.kv_sequence import KVSequence
-from lamella.model.outputs import Row
-from lamella.model.sampling import Logprobs, Sampler
+from lamella.model.sampling import Logprobs
+from lamella.model.sampling.dist import MersenneTwister
+from lamella.model.sampling.native import NativeChain
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Result
 from lamella.runtime.engine.ticket import Ticket
@@ -249,14 +249,14 @@ def test_jobs_without_a_token_in_the_failing_step_go_on() -> None:
 
 
 def test_a_sampler_that_raises_fails_only_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = Sampler.sample
+    before, bad = NativeChain.before, MersenneTwister(13).state()
 
-    def raising(self: Sampler, logits: Row, mask: Mask | None = None) -> int:
-        if self.seed == 13:
+    def raising(self: NativeChain) -> None:
+        if (self._twister == bad).all():
             raise FloatingPointError("no candidates left")
-        return sample(self, logits, mask)
+        before(self)
 
-    monkeypatch.setattr(Sampler, "sample", raising)
+    monkeypatch.setattr(NativeChain, "before", raising)
     broken, other = Recorder(), Recorder()
     jobs = [job(broken, seed=13), job(other, 4, 5, seed=2, n_predict=9)]
     with running(FakeContext(), *jobs):
@@ -281,7 +281,7 @@ def test_missing_memory_at_admission_fails_the_job() -> None:
 def test_a_fault_outside_of_decode_fails_the_running_jobs() -> None:
     class Strange(FakeContext):
         def append(self, seq: KVSequence, n: int) -> None:
-            if seq.length == 5:
+            if seq.length == 8:  # it needs another page
                 raise RuntimeError("a fault of our own")
             super().append(seq, n)
 

@@ -86,26 +86,24 @@ def test_the_youngest_is_preempted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("running", "n_decoding", "n_ubatch", "chunks"),
+    ("running", "budget", "chunks"),
     [
-        ([], 0, 8, []),
-        ([DECODING], 1, 8, []),
-        ([prompt(5)], 0, 8, [5]),
-        ([prompt(5, 3)], 0, 8, [2]),
-        ([prompt(20)], 0, 8, [8]),
-        ([prompt(20, 16)], 0, 8, [4]),
-        ([prompt(3), prompt(20)], 0, 8, [3, 5]),  # the oldest first
-        ([prompt(20), prompt(3)], 0, 8, [8]),
-        ([DECODING, prompt(20), DECODING], 2, 8, [6]),
-        ([prompt(9)], 8, 8, [1]),  # prompts always make progress
-        ([prompt(9), prompt(9)], 12, 8, [1]),
-        ([prompt(9, settled=True), prompt(3)], 0, 8, [3]),
+        ([], 8, []),
+        ([DECODING], 7, []),
+        ([prompt(5)], 8, [5]),
+        ([prompt(5, 3)], 8, [2]),
+        ([prompt(20)], 8, [8]),
+        ([prompt(20, 16)], 8, [4]),
+        ([prompt(3), prompt(20)], 8, [3, 5]),  # the oldest first
+        ([prompt(20), prompt(3)], 8, [8]),
+        ([DECODING, prompt(20), DECODING], 6, [6]),
+        ([prompt(9), prompt(9)], 1, [1]),
+        ([DECODING, prompt(9)], 0, []),  # the decoding jobs are measured alone
+        ([prompt(9, settled=True), prompt(3)], 8, [3]),
     ],
 )
-def test_prompt_chunks(
-    running: list[State], n_decoding: int, n_ubatch: int, chunks: list[int]
-) -> None:
-    found = policy.prompt_chunks(running, n_decoding, n_ubatch)
+def test_prompt_chunks(running: list[State], budget: int, chunks: list[int]) -> None:
+    found = policy.prompt_chunks(running, budget)
     assert [n for _, n in found] == chunks
     unfinished = [job for job in running if not job.decoding and not job.settled]
     assert [job for job, _ in found] == unfinished[: len(chunks)]

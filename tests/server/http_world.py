@@ -79,7 +79,7 @@ def make_model(
         cast(Context, context or FakeContext()),
         known,
         n_parallel=n_parallel,
-        params=EngineParams(max_waiting=max_waiting),
+        params=EngineParams(max_waiting=max_waiting, max_itl=-1),
     )
     engine.start()
     return Instance(

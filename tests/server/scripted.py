@@ -39,6 +39,7 @@ from lamella.model.gguf import Array, open_gguf
 from lamella.model.guide import Mask, Matcher
 from lamella.model.outputs import Row
 from lamella.model.sampling import Sampler, SamplingParams
+from lamella.model.sampling.chain import NumpyChain
 from lamella.model.shipped import shipped_model
 from lamella.model.vocab import Vocab
 from lamella.model.vocab.token_types import TokenType
@@ -136,6 +137,8 @@ class ScriptedSampler(Sampler):
 
     def __init__(self, params: SamplingParams, vocab: Vocab, text: str) -> None:
         super().__init__(params, vocab)
+        self.chain = NumpyChain([], self.seed)  # not a native one, so the engine calls `sample`
+        self.remembers = True
         assert vocab.eos is not None
         tokens = vocab.tokenize(text, add_special=False, parse_special=True)
         self._left = deque([*tokens, vocab.eos])
