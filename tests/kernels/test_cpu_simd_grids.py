@@ -15,8 +15,8 @@ from numba import cfunc, types
 from lamella.kernels.cpu.simd import bytes as simd_bytes
 from lamella.kernels.cpu.simd import grids, ternary
 from lamella.kernels.cpu.simd.grids import Layout
-from lamella.kernels.cpu.simd.ints import load_i32x16, vector_function
-from lamella.kernels.cpu.simd.vectors import pointer_to
+from lamella.kernels.cpu.simd.ints import load_i32x16
+from lamella.kernels.cpu.simd.vectors import pointer_to, vector_function
 
 Array = npt.NDArray[Any]
 

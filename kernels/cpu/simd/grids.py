@@ -17,8 +17,8 @@ from numba import types
 from numba.core import cgutils
 
 from .bytes import WORDS, pack, parts_of, unpack, words
-from .ints import i32x16, vector_function
-from .vectors import pointer_to
+from .ints import i32x16
+from .vectors import pointer_to, vector_function
 
 ROWS: Final = 16
 WORD: Final = 4  # bytes of a row's indices, and values of a word

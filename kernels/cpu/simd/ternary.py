@@ -13,8 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from .bytes import WORDS, pack, unpack, words
-from .ints import vector_function
-from .vectors import pointer_to
+from .vectors import pointer_to, vector_function
 
 _V_I8 = ir.VectorType(ir.IntType(8), 64)
 
