@@ -126,13 +126,8 @@ def packed_bytes(type: GGMLType, raw: Bytes, n_values: int) -> Bytes:
     padded[:n_rows] = raw.reshape(n_rows, -1)
     blocks = padded.reshape(len(padded) // 16, 16, -1, type.type_size).swapaxes(1, 2)
     parts = []
-    for name, unit in form.fields:
-        field = blocks
-        if type.is_quantized:
-            fields = LAYOUTS[type].fields
-            assert fields is not None
-            dtype, offset = fields[name][:2]
-            field = blocks[..., offset : offset + dtype.itemsize]
+    for _, offset, size, unit in form.parts:
+        field = blocks[..., offset : offset + size]
         if unit == 5:  # 32 bits; bit 4 * j + b becomes bit j of byte b
             bits = np.unpackbits(field, axis=-1, bitorder="little")
             bits = bits.reshape(*bits.shape[:-1], 8, 4).swapaxes(-1, -2)

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import assembly_process
 import isa_process
-import neon_process
 import pytest
 from emulated_isa import EMULATED, features_of
 from llvmlite import binding
@@ -204,12 +204,8 @@ def test_one_weight_type_stands_for_each_way_to_multiply_bytes() -> None:
 )
 def test_kernels_compile_for_arm(name: str, instruction: str) -> None:
     # other processors cannot run them; ARM machines run the tests above
-    try:
-        binding.Target.from_triple("aarch64-unknown-linux-gnu")
-    except RuntimeError:
-        binding.initialize_all_targets()
     kernels = ("packed_q4_0_x4", "rms_norm_f32", "decode_q4_k", "encode_q8_0", "pool_worker")
-    assembly = run(neon_process.__file__, name, *kernels)
+    assembly = run(assembly_process.__file__, name, *kernels)
     assert set(assembly) == set(kernels)
     assert re.search(rf"^\s+{instruction}\s+v", assembly["packed_q4_0_x4"], re.MULTILINE)
     assert re.search(r"^\s+isb$", assembly["pool_worker"], re.MULTILINE)
@@ -218,3 +214,33 @@ def test_kernels_compile_for_arm(name: str, instruction: str) -> None:
         for k, text in assembly.items()
         if k != "pool_worker"
     )
+
+
+# a vector read from memory, but for single values for all lanes and values that become wider
+LOAD: Final = re.compile(
+    r"^\tv(?!\w*broadcast|pmov|cvt|mulps|fm|pmaddw)\w+\t\$?(-?\d*)\((%r(?!sp|ip)\w+)\), .*%[yz]mm"
+)
+
+
+@pytest.mark.parametrize(
+    ("isa", "types"),
+    [
+        ("avx512_vnni", "Q4_0 Q8_0 Q2_K Q4_K Q6_K"),
+        ("avx2", "Q4_0 Q8_0 Q2_K Q4_K"),  # others read lines again, as registers are few
+    ],
+)
+def test_one_column_reads_weights_in_order_of_memory(isa: str, types: str) -> None:
+    names = [f"packed_{type.lower()}_x1" for type in types.split()]
+    for name, text in run(assembly_process.__file__, isa, *names).items():
+        n, line = 0, 32 if isa == "avx2" else 64
+        for block in re.split(r"^\.L\w+:.*", text, flags=re.MULTILINE):
+            loads = [m for m in map(LOAD.match, block.splitlines()) if m]
+            for base in {m[2] for m in loads}:
+                found = [int(m[1] or 0) for m in loads if m[2] == base]
+                assert found == sorted(set(found)), (name, block)
+                n += len(found)
+            order = re.findall(
+                r"^\t(prefetch|v\w+\t-?\d*\(%r\w+\), .*%[yz]mm)", block, re.MULTILINE
+            )
+            assert "prefetch prefetch prefetch" not in " ".join(order), (name, block)
+        assert n * line >= 256, (name, n)

@@ -10,7 +10,7 @@ Tested by tests/kernels/test_cpu_packed_formats.py.
 from __future__ import annotations
 
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +32,15 @@ BITS: Final = 5
 RUN_BYTES: Final = 16  # bytes of a row that are moved at once
 
 
+class Part(NamedTuple):
+    """Bytes of a field that rows interleave: their offset in a block, their number, their unit."""
+
+    name: str
+    offset: int
+    size: int
+    unit: int
+
+
 class Runs(NamedTuple):
     """The blocks of a row: their number, their size in bytes, and their fields in the order of
     packing, each as (offset, bytes, unit)."""
@@ -48,7 +57,7 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A packed type: the kind of its scales, and its fields with their units, in order.
+    """A packed type: the kind of its scales, and the parts of its fields, in order.
 
     `kind` is None for floats, which are multiplied without unpacking. `offset`: see `Kind`.
     """
@@ -56,7 +65,7 @@ class Format:
     type: GGMLType
     kind: Kind | None
     offset: int
-    fields: tuple[tuple[str, int], ...]
+    parts: tuple[Part, ...]
 
     @property
     def record_bytes(self) -> int:
@@ -69,23 +78,23 @@ class Format:
     def runs(self, n_values: int) -> Runs:
         """The blocks to move of rows of `n_values`."""
         if self.kind is None and self.type.row_size(n_values) % RUN_BYTES == 0:
-            unit = self.fields[0][1]  # blocks of 16 bytes give the same layout
+            unit = self.parts[0].unit  # blocks of 16 bytes give the same layout
             n_blocks = self.type.row_size(n_values) // RUN_BYTES
             return Runs(n_blocks, RUN_BYTES, np.array([(0, RUN_BYTES, unit)], np.int64))
-        fields = [(*_field(self.type, name), unit) for name, unit in self.fields]
+        fields = [part[1:] for part in self.parts]
         n_blocks = n_values // self.type.block_size
         return Runs(n_blocks, self.type.type_size, np.array(fields, np.int64))
 
     @cached_property
     def at(self) -> Any:
-        """The offsets of the fields in a record, in bytes, by name."""
-        places, here = [], 0
-        for name, _ in self.fields:
-            places.append(here)
-            here += ROWS * _field(self.type, name)[1]
+        """The offsets of the fields' first parts in a record, in bytes, by name."""
+        places, here = dict[str, int](), 0
+        for part in self.parts:
+            places.setdefault(part.name, here)
+            here += ROWS * part.size
         # Numba accepts any named tuple, mypy only literal ones
-        kind = namedtuple(f"{self.type.name}_record", [n for n, _ in self.fields])  # type: ignore[misc]
-        return kind(*places)
+        kind = namedtuple(f"{self.type.name}_record", list(places))  # type: ignore[misc]
+        return kind(**places)
 
 
 def _field(type: GGMLType, name: str) -> tuple[int, int]:
@@ -97,26 +106,45 @@ def _field(type: GGMLType, name: str) -> tuple[int, int]:
     return fields[name][1], fields[name][0].itemsize
 
 
-def _format(type: GGMLType, kind: Kind | None, offset: int, **fields: int) -> Format:
-    return Format(type, kind, offset, tuple(fields.items()))
+def _format(type: GGMLType, kind: Kind | None, offset: int, **units: int) -> Format:
+    """A format of whole fields, in this order."""
+    parts = [Part(name, *_field(type, name), unit) for name, unit in units.items()]
+    return Format(type, kind, offset, tuple(parts))
+
+
+def _in_quarters(form: Format, *words: tuple[str, int]) -> Format:
+    """A format with more parts: 16 bytes of a field of words, each as (name, offset in it)."""
+    parts = []
+    for name, begin in words:
+        parts.append(Part(name, _field(form.type, name)[0] + begin, RUN_BYTES, WORD))
+    return replace(form, parts=(*form.parts, *parts))
+
+
+# products of one column read all lines of 64 bytes in this order
+_Q6_K: Final = [
+    part
+    for first in (0, 16, 64, 80)  # in ql; half as much in qh
+    for part in (("qh", first // 64 * 32 + first % 64), ("ql", first), ("ql", first + 32))
+]
+_Q3_K: Final = [("hmask", 0), ("qs", 0), ("hmask", 16), ("qs", 16), ("qs", 32), ("qs", 48)]
 
 
 FORMATS: Final[dict[GGMLType, Format]] = {
     f.type: f
     for f in (
         _format(GGMLType.Q4_0, Kind.OFFSET, 8, d=HALF, qs=WORD),
-        _format(GGMLType.Q5_0, Kind.OFFSET, 16, d=HALF, qs=WORD, qh=BITS),
+        _format(GGMLType.Q5_0, Kind.OFFSET, 16, d=HALF, qh=BITS, qs=WORD),
         _format(GGMLType.Q8_0, Kind.OFFSET, 128, d=HALF, qs=WORD),
         _format(GGMLType.IQ4_NL, Kind.OFFSET, 128, d=HALF, qs=WORD),
         _format(GGMLType.IQ4_XS, Kind.OFFSET, 128, d=HALF, scales_h=BYTE, scales_l=BYTE, qs=WORD),
         _format(GGMLType.Q4_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD),
-        _format(GGMLType.Q5_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD, qh=BITS),
+        _format(GGMLType.Q5_1, Kind.MIN, 0, d=HALF, m=HALF, qh=BITS, qs=WORD),
         _format(GGMLType.MXFP4, Kind.OFFSET, 12, e=BYTE, qs=WORD),
         _format(GGMLType.NVFP4, Kind.OFFSET_16, 12, d=BYTE, qs=WORD),
         _format(GGMLType.Q4_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
-        _format(GGMLType.Q5_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD, qh=WORD),
-        _format(GGMLType.Q6_K, Kind.OFFSET_16, 32, d=HALF, scales=BYTE, ql=WORD, qh=WORD),
-        _format(GGMLType.Q3_K, Kind.OFFSET_16, 4, d=HALF, scales=BYTE, qs=WORD, hmask=WORD),
+        _format(GGMLType.Q5_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qh=WORD, qs=WORD),
+        _in_quarters(_format(GGMLType.Q6_K, Kind.OFFSET_16, 32, d=HALF, scales=BYTE), *_Q6_K),
+        _in_quarters(_format(GGMLType.Q3_K, Kind.OFFSET_16, 4, d=HALF, scales=BYTE), *_Q3_K),
         _format(GGMLType.Q2_K, Kind.MIN_16, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
         _format(GGMLType.IQ3_S, Kind.OFFSET, 16, d=HALF, scales=BYTE, qh=BYTE, signs=WORD, qs=WORD),
         _format(GGMLType.IQ3_XXS, Kind.OFFSET, 64, d=HALF, signs=WORD, qs=WORD),
@@ -143,5 +171,5 @@ def format_of(t: Tensor) -> Format | None:
 
 
 for _f in FORMATS.values():
-    _bytes = sum(_field(_f.type, name)[1] for name, _ in _f.fields)
-    assert _bytes == _f.type.type_size, f"{_f.type.name}: every byte of a block, once"
+    _bytes = sorted(i for part in _f.parts for i in range(part.offset, part.offset + part.size))
+    assert _bytes == [*range(_f.type.type_size)], f"{_f.type.name}: every byte of a block, once"

@@ -17,6 +17,7 @@ from ..simd.calls import inlined
 from ..simd.memory import load_bf16x16, load_f16x16, load_f32x16
 from . import unpacking_iq as _unpacking_iq  # noqa: F401 - declare their steps
 from .formats import FORMATS
+from .single import SINGLE_STEPS
 from .tiles import (
     COLUMN_BYTES,
     ROWS,
@@ -38,7 +39,9 @@ WIDE: Final = 8  # columns from which on the loads of columns, not those of weig
 def micro_kernel(type: GGMLType, width: int) -> Kernel:
     """The kernel for weights of this type and tiles of this width."""
     assert width in WIDTHS, f"no tile has {width} columns"
-    if FORMATS[type].kind is not None:
+    if width == 1 and type in SINGLE_STEPS:
+        run = _single_kernel(type)
+    elif FORMATS[type].kind is not None:
         run = _integer_kernel(type, width)
     else:
         run = (_wide_float_kernel if width >= WIDE else _float_kernel)(type, width)
@@ -63,6 +66,24 @@ def _integer_kernel(type: GGMLType, width: int) -> Any:
                 p += record
                 at += tile_bytes
             store(sums, results, offset + 4 * ROWS * group, n_rows - ROWS * group)
+
+    return run
+
+
+def _single_kernel(type: GGMLType) -> Any:
+    step, zero, store = SINGLE_STEPS[type], zero_tile(1), store_sums(1)
+    record = FORMATS[type].record_bytes
+    column_bytes = COLUMN_BYTES * (type.block_size // VALUES)
+
+    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
+        p = weights
+        for group in range(n_groups):
+            sum, at = zero()[0], columns
+            for _ in range(n_blocks):
+                sum = step(sum, p, at)
+                p += record
+                at += column_bytes
+            store((sum,), results, offset + 4 * ROWS * group, n_rows - ROWS * group)
 
     return run
 

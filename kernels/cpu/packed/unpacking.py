@@ -13,10 +13,10 @@ from typing import Any, Final
 from ....graph.types import GGMLType
 from ...quants import values
 from ..simd.bytes import (
-    bits,
+    BYTES,
     bits_of,
+    load_apart,
     load_bit_planes,
-    merge,
     nibbles,
     prefetch,
     unsigned,
@@ -28,7 +28,6 @@ from ..simd.ints import load_u8_i32x16, to_f32
 from ..simd.memory import load_e8m0x16, load_f16x16, load_i8x16, load_ue4m3x16
 from ..simd.vectors import splat
 from .formats import FORMATS
-from .tiles import COLUMN_BYTES
 
 Step = Callable[[Any, int], Any]
 
@@ -149,6 +148,14 @@ def _iq4_nl(multiply, size):
     return run
 
 
+@inlined
+def iq4_xs_scale(p, i, d):
+    """Scale `i` of the record at `p`."""
+    low = load_u8_i32x16(p + IQ4_XS.scales_l + 16 * (i >> 1)) >> (i & 1) * 4 & 15
+    high = load_u8_i32x16(p + IQ4_XS.scales_h + 16 * (i >> 2)) >> (i & 3) * 2 & 3
+    return to_f32((low | high << 4) - 32) * d
+
+
 @step(GGMLType.IQ4_XS)
 def _iq4_xs(multiply, size):
     @inlined
@@ -157,19 +164,16 @@ def _iq4_xs(multiply, size):
         for i in range(8):
             qs = p + IQ4_XS.qs + WORDS_BYTES // 2 * i
             _fetch_half(qs + AHEAD)
-            low = load_u8_i32x16(p + IQ4_XS.scales_l + 16 * (i >> 1)) >> (i & 1) * 4 & 15
-            high = load_u8_i32x16(p + IQ4_XS.scales_h + 16 * (i >> 2)) >> (i & 3) * 2 & 3
-            scales = (to_f32((low | high << 4) - 32) * d,)
-            sums = multiply(sums, _iq4_nl_values(qs), scales, columns)
+            sums = multiply(sums, _iq4_nl_values(qs), (iq4_xs_scale(p, i, d),), columns)
             columns += size
         return sums
 
     return run
 
 
-_E2M1: Final = [v + FORMATS[GGMLType.MXFP4].offset for v in values.E2M1]
-_mxfp4_values: Final = nibbles(_E2M1)
-_nvfp4_values: Final = nibbles(_E2M1, run=2)
+E2M1: Final = [v + FORMATS[GGMLType.MXFP4].offset for v in values.E2M1]
+_mxfp4_values: Final = nibbles(E2M1)
+_nvfp4_values: Final = nibbles(E2M1, run=2)
 
 
 @step(GGMLType.MXFP4)
@@ -211,14 +215,14 @@ def _nvfp4(multiply, size):
 
 
 @inlined
-def _first_scales(scales, j, d, m):
+def first_scales(scales, j, d, m):
     scale = load_u8_i32x16(scales + 16 * j) & 63
     low = load_u8_i32x16(scales + 16 * (j + 4)) & 63
     return to_f32(scale) * d, to_f32(low) * m
 
 
 @inlined
-def _last_scales(scales, j, d, m):
+def last_scales(scales, j, d, m):
     here = load_u8_i32x16(scales + 16 * (j + 8))
     scale = here & 15 | (load_u8_i32x16(scales + 16 * j) >> 6) << 4
     low = here >> 4 | (load_u8_i32x16(scales + 16 * (j + 4)) >> 6) << 4
@@ -233,17 +237,17 @@ def _q4_k(multiply, size):
         qs, scales = p + Q4_K.qs, p + Q4_K.scales
         for i in range(2):
             words, j = load_words(qs + WORDS_BYTES * i), 2 * i
-            sums = multiply(sums, bits_of(words, 0, 15), _first_scales(scales, j, d, m), columns)
+            sums = multiply(sums, bits_of(words, 0, 15), first_scales(scales, j, d, m), columns)
             columns += size
             j += 1
-            sums = multiply(sums, bits_of(words, 4, 15), _first_scales(scales, j, d, m), columns)
+            sums = multiply(sums, bits_of(words, 4, 15), first_scales(scales, j, d, m), columns)
             columns += size
         for i in range(2):
             words, j = load_words(qs + WORDS_BYTES * (i + 2)), 2 * i
-            sums = multiply(sums, bits_of(words, 0, 15), _last_scales(scales, j, d, m), columns)
+            sums = multiply(sums, bits_of(words, 0, 15), last_scales(scales, j, d, m), columns)
             columns += size
             j += 1
-            sums = multiply(sums, bits_of(words, 4, 15), _last_scales(scales, j, d, m), columns)
+            sums = multiply(sums, bits_of(words, 4, 15), last_scales(scales, j, d, m), columns)
             columns += size
         return sums
 
@@ -265,24 +269,21 @@ def _q5_k(multiply, size):
         scales = p + Q5_K.scales
         for i in range(4):
             words = _q5_k_words(p, i)
-            sums = multiply(sums, words, _first_scales(scales, i, d, m), columns)
+            sums = multiply(sums, words, first_scales(scales, i, d, m), columns)
             columns += size
         for i in range(4):
             words = _q5_k_words(p, i + 4)
-            sums = multiply(sums, words, _last_scales(scales, i, d, m), columns)
+            sums = multiply(sums, words, last_scales(scales, i, d, m), columns)
             columns += size
         return sums
 
     return run
 
 
-_low: Final = bits(0, 15)
-_high: Final = bits(4, 15)
-# a byte has the 2 high bits of 4 values; each function moves those of one value to bits 4 and 5
-_first_2: Final = bits(-4, 0x30)
-_second_2: Final = bits(-2, 0x30)
-_third_2: Final = bits(0, 0x30)
-_fourth_2: Final = bits(2, 0x30)
+# the 8 vectors of words lie in two places, as products of one column read them
+_q6_k_words: Final = load_apart(12 * BYTES)
+_q3_k_words: Final = load_apart(8 * BYTES)
+_fetch_quarter: Final = prefetch(WORDS_BYTES // 2)
 
 
 @inlined
@@ -292,44 +293,25 @@ def _q6_k_scales(scale, d):
 
 @step(GGMLType.Q6_K)
 def _q6_k(multiply, size):
-    """A single column is limited by the unpacking, so `run_single` has the fewest steps. Wide tiles
-    need the registers, so `run_wide` unpacks 32 values at a time."""
-
     @inlined
-    def run_single(sums, p, columns):
-        d, scale = load_f16x16(p + Q6_K.d), p + Q6_K.scales
-        for half in range(2):  # halves of 128 values
-            ql = p + Q6_K.ql + 2 * WORDS_BYTES * half
-            top = load_words(p + Q6_K.qh + WORDS_BYTES * half)
-            words = merge(_low(load_words(ql)), _first_2(top))
-            sums = multiply(sums, words, _q6_k_scales(scale, d), columns)
-            words = merge(_low(load_words(ql + WORDS_BYTES)), _second_2(top))
-            sums = multiply(sums, words, _q6_k_scales(scale + 32, d), columns + size)
-            words = merge(_high(words_at(ql)), _third_2(top))
-            sums = multiply(sums, words, _q6_k_scales(scale + 64, d), columns + 2 * size)
-            words = merge(_high(words_at(ql + WORDS_BYTES)), _fourth_2(top))
-            sums = multiply(sums, words, _q6_k_scales(scale + 96, d), columns + 3 * size)
-            columns += 4 * size
-            scale += 128
-        return sums
-
-    @inlined
-    def run_wide(sums, p, columns):
+    def run(sums, p, columns):
         d = load_f16x16(p + Q6_K.d)
         for i in range(8):  # 4 for each half of 128 values
-            half, part = i >> 2, i & 3
-            low = load_words(p + Q6_K.ql + WORDS_BYTES * (2 * half + (part & 1)))
-            top = bits_of(words_at(p + Q6_K.qh + WORDS_BYTES * half), 2 * part, 3)
-            words = with_bits(bits_of(low, (part >> 1) * 4, 15), top, 4)
+            q, part = p + Q6_K.qh + 24 * BYTES * (i >> 2), i & 3
+            low = q + BYTES * (4 + 4 * (part & 1))
+            _fetch_quarter(low + AHEAD)
+            _fetch_quarter(low + 12 * BYTES + AHEAD)
+            words = bits_of(_q6_k_words(low), (part >> 1) * 4, 15)
+            words = with_bits(words, bits_of(_q6_k_words(q), 2 * part, 3), 4)
             sums = multiply(sums, words, _q6_k_scales(p + Q6_K.scales + 32 * i, d), columns)
             columns += size
         return sums
 
-    return run_single if size == COLUMN_BYTES else run_wide
+    return run
 
 
 @inlined
-def _q3_k_scale(scales, j):
+def q3_k_scale(scales, j):
     """Scale `j` of 16 rows. Their packed bytes begin at `scales`."""
     low = load_u8_i32x16(scales + 16 * (j & 7)) >> (j >> 3) * 4 & 15
     high = load_u8_i32x16(scales + 16 * (8 + (j & 3))) >> (j >> 2) * 2 & 3
@@ -340,16 +322,35 @@ def _q3_k_scale(scales, j):
 def _q3_k(multiply, size):
     @inlined
     def run(sums, p, columns):
-        d, scale = load_f16x16(p + Q3_K.d), p + Q3_K.scales
-        for i in range(8):
-            low = bits_of(load_words(p + Q3_K.qs + WORDS_BYTES * (i >> 2)), (i & 3) * 2, 3)
-            words = with_bits(low, bits_of(load_words(p + Q3_K.hmask), i, 1), 2)
-            scales = _q3_k_scale(scale, 2 * i) * d, _q3_k_scale(scale, 2 * i + 1) * d
+        d, scale, q = load_f16x16(p + Q3_K.d), p + Q3_K.scales, p + Q3_K.hmask
+        for i in range(4):
+            _fetch_words(q + WORDS_BYTES * (i & 1) + AHEAD)
+            low = bits_of(_q3_k_words(q + 4 * BYTES), i * 2, 3)
+            words = with_bits(low, bits_of(_q3_k_words(q), i, 1), 2)
+            scales = q3_k_scale(scale, 2 * i) * d, q3_k_scale(scale, 2 * i + 1) * d
+            sums = multiply(sums, words, scales, columns)
+            columns += size
+        for i in range(4):
+            low = bits_of(load_words(q + 16 * BYTES), i * 2, 3)
+            words = with_bits(low, bits_of(_q3_k_words(q), i + 4, 1), 2)
+            scales = q3_k_scale(scale, 2 * i + 8) * d, q3_k_scale(scale, 2 * i + 9) * d
             sums = multiply(sums, words, scales, columns)
             columns += size
         return sums
 
     return run
+
+
+@inlined
+def q2_k_scales(at, d, m):
+    """The scales of a block's halves, then their minimums, of 16 rows."""
+    first, second = load_u8_i32x16(at), load_u8_i32x16(at + 16)
+    return (
+        to_f32(first & 15) * d,
+        to_f32(second & 15) * d,
+        to_f32(first >> 4) * m,
+        to_f32(second >> 4) * m,
+    )
 
 
 @step(GGMLType.Q2_K)
@@ -359,14 +360,7 @@ def _q2_k(multiply, size):
         d, m = load_f16x16(p + Q2_K.d), splat(-1.0) * load_f16x16(p + Q2_K.dmin)
         for i in range(8):
             words = bits_of(load_words(p + Q2_K.qs + WORDS_BYTES * (i >> 2)), (i & 3) * 2, 3)
-            first = load_u8_i32x16(p + Q2_K.scales + 32 * i)
-            second = load_u8_i32x16(p + Q2_K.scales + 32 * i + 16)
-            scales = (
-                to_f32(first & 15) * d,
-                to_f32(second & 15) * d,
-                to_f32(first >> 4) * m,
-                to_f32(second >> 4) * m,
-            )
+            scales = q2_k_scales(p + Q2_K.scales + 32 * i, d, m)
             sums = multiply(sums, words, scales, columns)
             columns += size
         return sums

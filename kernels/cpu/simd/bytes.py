@@ -71,7 +71,7 @@ def parts_of(b: Any, v: Any, n: int) -> list[Any]:
     ]
 
 
-def _joined(b: Any, parts: list[Any]) -> Any:
+def joined(b: Any, parts: list[Any]) -> Any:
     """The concatenation of parts of equal size."""
     while len(parts) > 1:
         n = 2 * parts[0].type.count
@@ -90,7 +90,7 @@ def _dot4_vnni_256(b: Any, acc: Any, u: Any, s: Any) -> Any:
     kind = ir.VectorType(_I32, 8)
     accs, us, ss = parts_of(b, acc, 8), parts_of(b, u, 32), parts_of(b, s, 32)
     name = "llvm.x86.avx512.vpdpbusd.256"
-    return _joined(b, [call(b, name, kind, *part) for part in zip(accs, us, ss, strict=True)])
+    return joined(b, [call(b, name, kind, *part) for part in zip(accs, us, ss, strict=True)])
 
 
 def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
@@ -99,7 +99,7 @@ def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
     accs, us, ss = parts_of(b, acc, 4), parts_of(b, u, 16), parts_of(b, s, 16)
     if has_feature("i8mm"):
         name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
-        return _joined(b, [call(b, name, kind, *p) for p in zip(accs, us, ss, strict=True)])
+        return joined(b, [call(b, name, kind, *p) for p in zip(accs, us, ss, strict=True)])
     name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
     bytes16 = ir.VectorType(_I8, 16)
     result = []
@@ -108,7 +108,7 @@ def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
         once = call(b, name, kind, a, _all(bytes16, 64), y)
         twice = call(b, name, kind, once, _all(bytes16, 64), y)
         result.append(call(b, name, kind, twice, moved, y))
-    return _joined(b, result)
+    return joined(b, result)
 
 
 def _dot4_pairs(b: Any, acc: Any, u: Any, s: Any) -> Any:
@@ -127,7 +127,7 @@ def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
     if has_feature("avx2"):
         kind = ir.VectorType(_I32, 8)
         parts = zip(parts_of(b, x, 16), parts_of(b, y, 16), strict=True)
-        return _joined(b, [call(b, "llvm.x86.avx2.pmadd.wd", kind, *p) for p in parts])
+        return joined(b, [call(b, "llvm.x86.avx2.pmadd.wd", kind, *p) for p in parts])
     wide = ir.VectorType(_I32, 32)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
     undefined = ir.Constant(wide, ir.Undefined)
@@ -140,12 +140,21 @@ def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
 
 def _dot4_saturated(b: Any, acc: Any, u: Any, s: Any) -> Any:
     """Like _dot4_pairs, but faster. Exact if u is at most 127: then two products fit 16 bits."""
+    return b.add(acc, sums_of_pairs(b, multiply_bytes(b, u, s)))
+
+
+def multiply_bytes(b: Any, u: Any, s: Any) -> Any:
+    """The sums of two adjacent products of bytes in 16 bits. They must fit. Needs AVX2."""
     wide = has_feature("avx512bw")
     n, name = (64, "avx512.pmaddubs.w.512") if wide else (32, "avx2.pmadd.ub.sw")
     kind = ir.VectorType(_I16, n // 2)
     parts = zip(parts_of(b, u, n), parts_of(b, s, n), strict=True)
-    pairs = _joined(b, [call(b, f"llvm.x86.{name}", kind, *part) for part in parts])
-    return b.add(acc, _multiply_pairs(b, pairs, _all(_V_I16, 1)))
+    return joined(b, [call(b, f"llvm.x86.{name}", kind, *part) for part in parts])
+
+
+def sums_of_pairs(b: Any, pairs: Any) -> Any:
+    """The sums of two adjacent 16-bit numbers, in 32 bits."""
+    return _multiply_pairs(b, pairs, _all(_V_I16, 1))
 
 
 def _choose_dot4() -> Any:
@@ -239,6 +248,17 @@ def _emit_load_words(b: Any, address: Any) -> Any:
     return pack(b, [b.load(b.gep(at, [_I64(i)]), align=1) for i in range(WORDS)])
 
 
+def load_apart(gap: int) -> Any:
+    """A function that loads 4 vectors at an address and 4 at `gap` bytes after it."""
+
+    def emit(b: Any, address: Any) -> Any:
+        at = pointer_to(b, address, _I8)
+        places = [b.gep(at, [_I64(BYTES * (i % 4) + gap * (i // 4))]) for i in range(WORDS)]
+        return pack(b, [b.load(b.bitcast(p, _V_I8.as_pointer()), align=1) for p in places])
+
+    return vector_function(words, (_address,), emit)
+
+
 def nibbles(entries: Sequence[int] | None = None, run: int = 4) -> Any:
     """A function that loads 4 vectors and returns 8: the nibbles of their bytes.
 
@@ -252,14 +272,14 @@ def nibbles(entries: Sequence[int] | None = None, run: int = 4) -> Any:
         found: list[Any] = []
         for first in range(0, len(vectors), run):
             part = vectors[first : first + run]
-            found += [_nibble(b, v, 0, entries) for v in part]
-            found += [_nibble(b, v, 4, entries) for v in part]
+            found += [emit_nibble(b, v, 0, entries) for v in part]
+            found += [emit_nibble(b, v, 4, entries) for v in part]
         return pack(b, found)
 
     return vector_function(words, (_address,), emit)
 
 
-def _nibble(b: Any, v: Any, shift: int, entries: Sequence[int] | None) -> Any:
+def emit_nibble(b: Any, v: Any, shift: int, entries: Sequence[int] | None) -> Any:
     if entries is not None and has_feature("avx512vbmi"):
         # the index has 6 bits: four equal tables of 16 ignore 2 of them, so it needs no mask
         table = ir.Constant(_V_I8, list(entries) * 4)
@@ -279,26 +299,6 @@ def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
         return b.bitcast(b.lshr(b.bitcast(v, _V_I16), count), _V_I8)
 
     return pack(b, [b.and_(moved(v), kept) for v in unpack(b, words)])
-
-
-def bits(shift: int, mask: int) -> Any:
-    """A function like `bits_of` with constant arguments. A negative shift is a left shift."""
-
-    def moved(b: Any, v: Any) -> Any:
-        if shift == 0:
-            return v
-        move = b.lshr if shift > 0 else b.shl
-        return b.bitcast(move(b.bitcast(v, _V_I16), _all(_V_I16, abs(shift))), _V_I8)
-
-    def emit(b: Any, words: Any) -> Any:
-        return pack(b, [b.and_(moved(b, v), _all(_V_I8, mask)) for v in unpack(b, words)])
-
-    return vector_function(words, (words,), emit)
-
-
-def _emit_merge(b: Any, words: Any, others: Any) -> Any:
-    pairs = zip(unpack(b, words), unpack(b, others), strict=True)
-    return pack(b, [b.or_(v, w) for v, w in pairs])
 
 
 def _emit_with_bits(b: Any, words: Any, high: Any, place: Any) -> Any:
@@ -326,7 +326,7 @@ def _looked_up(b: Any, entries: Sequence[int], index: Any) -> Any:
         n, name = (64, "avx512.pshuf.b.512") if has_feature("avx512bw") else (32, "avx2.pshuf.b")
         table = ir.Constant(ir.VectorType(_I8, n), list(entries) * (n // 16))
         parts = parts_of(b, index, n)
-        return _joined(b, [call(b, f"llvm.x86.{name}", table.type, table, part) for part in parts])
+        return joined(b, [call(b, f"llvm.x86.{name}", table.type, table, part) for part in parts])
     result = ir.Constant(_V_I8, None)
     for i, entry in enumerate(entries):
         here = b.icmp_signed("==", index, _all(_V_I8, i))
@@ -339,8 +339,6 @@ load_words = vector_function(words, (_address,), _emit_load_words)
 bits_of = vector_function(words, (words, types.int64, types.int64), _emit_bits_of)
 # words with other words, shifted left to a place, merged in; their bits must fit there
 with_bits = vector_function(words, (words, words, types.int64), _emit_with_bits)
-# the bitwise or of words
-merge = vector_function(words, (words, words), _emit_merge)
 # signed bytes plus 128, as unsigned bytes
 unsigned = vector_function(words, (words,), _emit_unsigned)
 # load a vector; bit j of its bytes becomes the j-th vector of the words
