@@ -52,7 +52,7 @@ def bytes_of_rows(*shape: int) -> Array:
 def test_grids(layout: Layout, entry: int) -> None:
     n, top = VALUES // entry, 256 if layout is Layout.BYTES else 2048
     values, index = bytes_of_rows(top, entry), RANDOM.integers(0, top, (ROWS, n))
-    look_up = grids.grid(values, layout)
+    look_up = grids.grid(lambda: values, layout)
     expected = values[index].reshape(ROWS, VALUES)
     # runs of 4 bytes of a row: [run, row, 4]
     low = (index & 255).astype(np.uint8).reshape(ROWS, -1, 4).swapaxes(0, 1)
@@ -79,7 +79,7 @@ def test_grids(layout: Layout, entry: int) -> None:
 
 def test_pairs_that_are_computed() -> None:
     values, index = bytes_of_rows(512, 8), RANDOM.integers(0, 512, (2, ROWS, 2), np.uint16)
-    look_up = grids.grid(values, Layout.PAIRS)
+    look_up = grids.grid(lambda: values, Layout.PAIRS)
 
     def run(at, out):  # type: ignore[no-untyped-def]
         first, last = load_i32x16(at), load_i32x16(at + 64)

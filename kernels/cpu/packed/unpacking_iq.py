@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from gguf import quants
-from numba import types
+import numpy.typing as npt
 
 from ....graph.types import GGMLType
+from ...quants import values
+from ..simd import types
 from ..simd.bytes import bits_of, load_words
 from ..simd.calls import inlined
 from ..simd.grids import (
@@ -52,10 +53,15 @@ TQ1_0: Final = FORMATS[GGMLType.TQ1_0].at
 TQ2_0: Final = FORMATS[GGMLType.TQ2_0].at
 
 
-def _values(kind: Any) -> Any:
-    """The values of a type's grid: [indices, 4 or 8]."""
-    kind.init_grid()
-    return kind.grid[0, 0].astype(np.int64)
+def _grid_of(
+    type: GGMLType, layout: Layout = Layout.WIDE, *, factor: int = 1, plus: int = 0
+) -> Any:
+    """A grid of a type's values, times a factor, plus a number."""
+
+    def made() -> npt.NDArray[np.int64]:
+        return values.grid(type.name).astype(np.int64) * factor + plus
+
+    return grid(made, layout)
 
 
 def _signed(type: GGMLType) -> Any:
@@ -70,11 +76,11 @@ def _odd(v, factor):
 
 # --- grids with signs ---
 
-_iq2_xxs_grid: Final = grid(_values(quants.IQ2_XXS), Layout.BYTES)
-_iq2_xs_grid: Final = grid(_values(quants.IQ2_XS), Layout.PAIRS)
-_iq2_s_grid: Final = grid(_values(quants.IQ2_S), Layout.WIDE)
-_iq3_xxs_grid: Final = grid(_values(quants.IQ3_XXS), Layout.BYTES)
-_iq3_s_grid: Final = grid(_values(quants.IQ3_S), Layout.WIDE)
+_iq2_xxs_grid: Final = _grid_of(GGMLType.IQ2_XXS, Layout.BYTES)
+_iq2_xs_grid: Final = _grid_of(GGMLType.IQ2_XS, Layout.PAIRS)
+_iq2_s_grid: Final = _grid_of(GGMLType.IQ2_S)
+_iq3_xxs_grid: Final = _grid_of(GGMLType.IQ3_XXS, Layout.BYTES)
+_iq3_s_grid: Final = _grid_of(GGMLType.IQ3_S)
 _signed_2: Final = _signed(GGMLType.IQ2_S)
 _signed_3_xxs: Final = _signed(GGMLType.IQ3_XXS)
 _signed_3_s: Final = _signed(GGMLType.IQ3_S)
@@ -184,11 +190,9 @@ def _iq3_s(multiply, size):
 
 # --- grids with shifts of 1/8 ---
 
-_iq1_s_grid: Final = grid(_values(quants.IQ1_S) + 1, Layout.WIDE)  # values plus 1
+_iq1_s_grid: Final = _grid_of(GGMLType.IQ1_S, plus=1)
 # 8 times the values, plus a shift of 1 and the offset
-_iq1_m_grid: Final = grid(
-    8 * _values(quants.IQ1_S) + 1 + FORMATS[GGMLType.IQ1_M].offset, Layout.WIDE
-)
+_iq1_m_grid: Final = _grid_of(GGMLType.IQ1_S, factor=8, plus=1 + FORMATS[GGMLType.IQ1_M].offset)
 
 
 @step(GGMLType.IQ1_S)

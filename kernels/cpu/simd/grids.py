@@ -7,15 +7,15 @@ Knows no block formats. Tested by tests/kernels/test_cpu_simd_grids.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
+from . import types
 from .bytes import WORDS, pack, parts_of, unpack, words
 from .ints import i32x16
 from .vectors import pointer_to, vector_function
@@ -42,17 +42,18 @@ class Layout(Enum):
     WIDE = 3
 
 
-def grid(values: npt.ArrayLike, layout: Layout) -> Any:
+def grid(values: Callable[[], npt.ArrayLike], layout: Layout) -> Any:
     """A function (address of indices) -> words, of 32 values of each row.
 
-    `values` [n, 4 or 8] are bytes.
+    `values()` [n, 4 or 8] are bytes.
     """
-    table = np.asarray(values)
-    entry, size = table.shape[1], _I8 if layout is Layout.BYTES else _I16
-    assert entry in (WORD, 2 * WORD), f"{entry} values of an index"
-    data = table.astype(np.uint8).tobytes()
+    size = _I8 if layout is Layout.BYTES else _I16
 
     def emit(b: Any, address: Any) -> Any:
+        table = np.asarray(values())
+        entry = table.shape[1]
+        assert entry in (WORD, 2 * WORD), f"{entry} values of an index"
+        data = table.astype(np.uint8).tobytes()
         kind, found = ir.IntType(8 * entry), []
         entries = b.bitcast(_constant(b, data), kind.as_pointer())
         for i in range(VALUES // entry):
@@ -80,7 +81,8 @@ def _place(layout: Layout, r: int, i: int) -> int:
 
 def _constant(b: Any, data: bytes) -> Any:
     value = ir.Constant(ir.ArrayType(_I8, len(data)), bytearray(data))
-    table = cgutils.global_constant(b, "grid", value)
+    table = ir.GlobalVariable(b.module, value.type, b.module.get_unique_name("grid"))
+    table.linkage, table.global_constant, table.initializer = "internal", True, value
     table.align = 64
     return table
 
@@ -137,7 +139,7 @@ def _spread_byte(b: Any, v: Any, i: int) -> Any:
 
 def _emit_wide_indices(b: Any, *pairs: Any) -> Any:
     bytes32 = ir.VectorType(_I8, 32)
-    slot = cgutils.alloca_once(b, ir.ArrayType(bytes32, 2 * len(pairs)))
+    slot = _memory(b, ir.ArrayType(bytes32, 2 * len(pairs)))
     order = [i // 2 + 32 * (i % 2) for i in range(64)]
     lanes = [order[16 * lane : 16 * lane + 16] for lane in range(4)]
     # the halves of 16 bytes, as instructions interleave them
@@ -153,10 +155,16 @@ def _emit_wide_indices(b: Any, *pairs: Any) -> Any:
 
 
 def _emit_in_memory(b: Any, *vectors: Any) -> Any:
-    slot = cgutils.alloca_once(b, ir.ArrayType(_V_I32, len(vectors)))
+    slot = _memory(b, ir.ArrayType(_V_I32, len(vectors)))
     for i, v in enumerate(vectors):
         b.store(v, b.gep(slot, [_I32(0), _I32(i)]))
     return _seen(b, slot)
+
+
+def _memory(b: Any, type: Any) -> Any:
+    """Memory on the stack, reserved when the function begins."""
+    with b.goto_entry_block():
+        return b.alloca(type)
 
 
 def _seen(b: Any, slot: Any) -> Any:

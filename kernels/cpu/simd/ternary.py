@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
+from . import types
 from .bytes import WORDS, pack, unpack, words
 from .vectors import pointer_to, vector_function
 
