@@ -106,13 +106,17 @@ def dots(n: int, largest: int, unpack: Unpack, starts: Sequence[int] = ()) -> An
             for i in range(n)
         ]
 
-        def read(offset: int) -> Line:
+        def pin() -> None:
             for s in sums:
                 s.pin()
+
+        def read(offset: int) -> Line:
+            pin()
             return _read_line(b, address, offset)
 
         for i, at, line in unpack(read):
             sums[i].add(line.value, b.bitcast(spread_word(b, columns, at), _V_I8))
+        pin()
         return pack(b, [s.total() for s in sums])
 
     return vector_function(types.UniTuple(i32x16, n), (types.int64, types.int64), emit)
