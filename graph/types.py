@@ -7,6 +7,7 @@ block is packed is in `kernels.quants`. Tested by tests/graph/test_types.py.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class GGMLType(IntEnum):
@@ -68,3 +69,10 @@ class GGMLType(IntEnum):
         """The bytes of a row of `n` elements; `n` must be a multiple of the block size."""
         assert n % self.block_size == 0, f"{n} elements are not a multiple of {self.name} blocks"
         return n // self.block_size * self.type_size
+
+
+# types of the keys and values of attention; the default first
+KV_TYPES: Final = (
+    *(GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0),
+    *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.IQ4_NL, GGMLType.Q5_0, GGMLType.Q5_1),
+)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from ..base.errors import RequestError
 from ..base.options import Options, Shortcut, option, parse_number, refused, whole
-from ..graph.types import GGMLType
+from ..graph.types import KV_TYPES, GGMLType
 from ..kernels.host import POLL
 from .pooling import POOLINGS, Pooling
 
@@ -23,7 +23,6 @@ N_PARALLEL: Final = 4
 DEFAULT_CTX: Final = 8192  # tokens of context for each sequence, if the context size is not set
 FIT_TARGET: Final = 1024  # MiB to leave free on a device
 PLACEMENTS: Final = ("strict", "warn", "auto")
-KV_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0)  # default first
 KV_NAMES: Final = ", ".join(t.name.lower() for t in KV_TYPES)
 SPLIT_MODES: Final = ("layer", "none")
 CUTTING_MODES: Final = ("row", "tensor")  # of llama.cpp: cut matrices over the devices
@@ -333,7 +332,7 @@ class ContextParams(Options):
         *("-ctk", "--cache-type-k"),
         check=check_kv_type,
         metavar="TYPE",
-        help=f"type of cached keys: {KV_NAMES}",
+        help=f"type of cached keys: {KV_NAMES}; those of 4 and 5 bits on the CPU only",
         default_text="f16",
     )
     type_v: GGMLType = option(

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from ..base.errors import PlacementError
 from ..graph import GGMLType, Op, Tensor
 from ..graph.op import VIEW_OPS
+from ..graph.types import KV_TYPES
 from ..model.arch import WeightSpec
 from ..model.loader import LoadedModel
-from ..model.params import KV_TYPES
 from ..model.placement import Home, can_compute
 from ..sched.assignment import CAUSES
 from ..sched.backend import Device

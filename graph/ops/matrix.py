@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..op import AttnParams, Op
 from ..tensor import Tensor
-from ..types import GGMLType
+from ..types import KV_TYPES, GGMLType
 from .check import is_matrix_type, require, require_float, require_type
 
 
@@ -82,7 +82,7 @@ def flash_attn_ext(
 
     Args:
         q: F32 [head_dim, n_head, n_tokens].
-        k: [head_dim * n_head_kv, n_cells], a float type or Q8_0.
+        k: [head_dim * n_head_kv, n_cells], one of KV_TYPES.
         v: [head_dim_v * n_head_kv, n_cells], likewise.
         pages: I32 [n_pages, n_seqs], the page table: numbers of pages in the pool.
         seq: I32 [n_tokens].
@@ -126,8 +126,7 @@ def _n_head_kv(op: str, q: Tensor, k: Tensor, v: Tensor) -> int:
     """The number of heads of keys and values. Rejects queries and pools that do not fit."""
     require_type(op, "q", q, GGMLType.F32)
     for what, pool in (("k", k), ("v", v)):
-        kinds = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
-        require_type(op, what, pool, *kinds)
+        require_type(op, what, pool, *KV_TYPES)
         require(pool.ne[2] == 1 and pool.ne[3] == 1, op, f"{what} must be a matrix", pool)
     head_dim, n_head = q.ne[:2]
     rule = "q must have three dimensions, ne[0] and ne[1] above 0"

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ...alloc.host import DTYPES
 from ...base.errors import BackendError
 from ...graph import GGMLType, Tensor
+from ..quants.iq4_nl import encode_iq4_nl
 
 Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]
@@ -31,8 +32,10 @@ def can_dequantize(type: GGMLType) -> bool:
 
 @cache
 def can_quantize(type: GGMLType) -> bool:
-    """True if `gguf.quants` can encode the type (also floats). Tries it on a block of zeros."""
-    return _works(_packed, type, np.zeros((1, type.block_size), np.float32))
+    """True if rows of the type can be written: IQ4_NL, or what `gguf.quants` can encode (also
+    floats). Tries it on a block of zeros."""
+    block = np.zeros((1, type.block_size), np.float32)
+    return type is GGMLType.IQ4_NL or _works(_packed, type, block)
 
 
 def to_f32(type: GGMLType, array: Array) -> F32Array:
@@ -54,7 +57,10 @@ def from_f32(type: GGMLType, values: F32Array) -> Array:
     if values.size == 0:
         n = values.shape[-1] if type in DTYPES else type.row_size(values.shape[-1])
         return np.empty((*values.shape[:-1], n), dtype)
-    return _packed(type, np.ascontiguousarray(values)).view(dtype)
+    values = np.ascontiguousarray(values)
+    if type is GGMLType.IQ4_NL:
+        return encode_iq4_nl(values)
+    return _packed(type, values).view(dtype)
 
 
 def store(type: GGMLType, dst: Array, values: F32Array) -> None:

@@ -20,12 +20,15 @@ from packed_run import packed
 from reference_run import DECODED, Array, data, ids, leaf, normal, place, unary
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
+from lamella.graph.types import KV_TYPES
 from lamella.kernels.cpu.packed.formats import FORMATS
 
 F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
 FLOATS: Final = (F32, F16, BF16)
 WEIGHT_TYPES: Final = tuple(DECODED)
-WRITTEN: Final = (*FLOATS, Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
+WRITTEN: Final = (
+    *(*FLOATS, Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.IQ4_NL, GGMLType.Q5_0, GGMLType.Q5_1),
+)
 
 EXPERTS: Final = np.array([[0, 3], [3, 1], [0, 1], [2, 3], [3, 0]])  # of each token
 MANY_EXPERTS: Final = np.arange(64 * 8).reshape(64, 8) * 7 % 32
@@ -468,6 +471,14 @@ def attention_cases() -> Iterator[OpCase]:
             yield OpCase(
                 f"flash_attn_ext {head_dim} {k.name} {v.name}",
                 lambda t, d=head_dim, k=k, v=v: _attention(t, d, k, v),  # type: ignore[misc]
+                axis=2,
+                limit=1e-10,
+            )
+    for type in KV_TYPES:
+        if type not in (*FLOATS, Q8_0):
+            yield OpCase(
+                f"flash_attn_ext 64 {type.name}",
+                lambda t, type=type: _attention(t, 64, type, type),  # type: ignore[misc]
                 axis=2,
                 limit=1e-10,
             )

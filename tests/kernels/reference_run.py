@@ -20,7 +20,7 @@ from lamella.graph import GGMLType, Graph, Op, Tensor, UnaryOp, ops
 from lamella.graph.op import VIEW_OPS
 from lamella.kernels.plan.calls import CallT
 from lamella.kernels.reference import KERNELS, supports_op
-from lamella.kernels.reference.arrays import can_dequantize, can_quantize
+from lamella.kernels.reference.arrays import can_dequantize, can_quantize, from_f32
 
 Array = npt.NDArray[Any]
 F64Array = npt.NDArray[np.float64]
@@ -69,7 +69,7 @@ def leaf(values: npt.ArrayLike, type: GGMLType = GGMLType.F32, shift: int = 0) -
     elif not type.is_quantized:
         data(t)[...] = x
     elif type in ENCODED:
-        data(t)[...] = quants.quantize(x.astype(np.float32), _quant(type))
+        data(t)[...] = from_f32(type, x.astype(np.float32))
     else:
         data(t)[...] = _blocks(type, t.n_elements // type.block_size).reshape(data(t).shape)
     return t

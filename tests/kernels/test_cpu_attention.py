@@ -6,12 +6,13 @@ import math
 from itertools import product
 
 import cpu_run
+import cuda_run
 import numpy as np
 import pytest
 from attention_run import (
+    BF16,
     F16,
     F32,
-    KV_TYPES,
     N_CELLS,
     Q8_0,
     SEQ,
@@ -27,6 +28,7 @@ from backends import CPU
 from reference_run import data, each_type, graph_of, leaf, values_of
 
 from lamella.graph import GGMLType
+from lamella.graph.types import KV_TYPES
 from lamella.kernels.cpu.kernel_set import KERNELS
 from lamella.kernels.cpu.plan import CpuPlan
 
@@ -42,11 +44,19 @@ def test_every_pair_of_types_is_supported() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 12, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256, 512])
-@each_type((F16, Q8_0))
+@each_type((F16, Q8_0, GGMLType.Q5_1))
 def test_head_dims(head_dim: int, type: GGMLType) -> None:
     n = 32 // math.gcd(head_dim, 32)  # rows are whole blocks, heads need not be
     check(CPU, Shape(n, n, head_dim, head_dim, type, type))
     check(CPU, Shape(2 * n, n, head_dim, 2 * head_dim, type, type))
+
+
+@each_type(KV_TYPES[4:])
+def test_quantized_types(type: GGMLType) -> None:
+    # heads of whole blocks, of halves of blocks, and others
+    for head_dim in (32, 48, 40):
+        n = 32 // math.gcd(head_dim, 32)
+        check(CPU, Shape(2 * n, n, head_dim, head_dim, type, type))
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64, 128])
@@ -114,3 +124,9 @@ def test_a_plan_may_be_run_again_with_other_positions() -> None:
             q = leaf(values_of(node.src[0])[0, t : t + 1])
             alone = build(shape, [t], [two[t]], q=q)
             assert (cpu_run.compute(alone)[0, 0] == data(node)[0, t]).all(), two
+
+
+def test_gpus_leave_keys_of_4_and_5_bits_to_the_cpu() -> None:
+    for type in KV_TYPES:
+        for node in (build(Shape(type_k=type)), build(Shape(type_v=type))):
+            assert cuda_run.supports(node) == (type in (F16, BF16, F32, Q8_0))

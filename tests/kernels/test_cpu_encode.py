@@ -1,4 +1,4 @@
-"""Encoders of the CPU kernels: they have the bits of `gguf`."""
+"""Encoders of the CPU kernels: they have the bits of the reference, which are those of `gguf`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from reference_run import each_type
 
 from lamella.graph import GGMLType
 from lamella.kernels.cpu.codecs.encode import ENCODERS
+from lamella.kernels.reference.arrays import from_f32
 
 QUANTIZED = [t for t in ENCODERS if t.is_quantized]
 
@@ -33,7 +34,7 @@ def encode(type: GGMLType, values: F32Array) -> Bytes:
 
 def expected(type: GGMLType, values: F32Array) -> Bytes:
     with np.errstate(all="ignore"):
-        rows = quants.quantize(values, GGMLQuantizationType(int(type)))
+        rows = from_f32(type, values)
     return np.ascontiguousarray(rows).view(np.uint8).ravel()
 
 
@@ -62,13 +63,14 @@ def test_blocks(type: GGMLType, values: F32Array) -> None:
     assert (encode(type, values) == expected(type, values)).all()
 
 
+@each_type((GGMLType.Q8_0, GGMLType.IQ4_NL))
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e-40])
-def test_q8_0_of_inf_and_nan(bad: float) -> None:
+def test_inf_and_nan(type: GGMLType, bad: float) -> None:
     values = np.arange(64, dtype=np.float32)
     values[7] = bad
     if abs(bad) < 1:
         values[:32] = bad
-    assert (encode(GGMLType.Q8_0, values) == expected(GGMLType.Q8_0, values)).all()
+    assert (encode(type, values) == expected(type, values)).all()
 
 
 @each_type((GGMLType.F16, GGMLType.BF16))

@@ -18,6 +18,7 @@ from weight_types import Type
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
 from lamella.base.settings import NO_REUSE
 from lamella.graph import GGMLType
+from lamella.graph.types import KV_TYPES
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.devices import find_devices
@@ -193,7 +194,7 @@ def test_a_sequence_can_use_the_whole_pool(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("model", FLOATS, indirect=True)  # other types round activations
-@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0])
+@pytest.mark.parametrize("type", KV_TYPES)
 def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
     exact = opened(type_k=GGMLType.F32, type_v=GGMLType.F32)
     expected = extend(exact, exact.pool.new_sequence(), TEXT)
@@ -201,7 +202,7 @@ def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
     actual = extend(context, context.pool.new_sequence(), TEXT)
     error = np.abs(actual - expected).max() / np.abs(expected).max()
     limits = {GGMLType.F32: 0, GGMLType.F16: 1e-3, GGMLType.BF16: 1e-2, GGMLType.Q8_0: 3e-2}
-    assert error <= limits[type]
+    assert error <= limits.get(type, 0.3)  # 4 and 5 bits
 
 
 def test_a_context_loads_all_kernels_when_it_opens(

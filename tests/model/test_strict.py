@@ -134,7 +134,7 @@ def test_a_node_that_reads_uninitialized_memory_is_named(
     assert decode(opened(), 5).tobytes() == sound.tobytes()
 
 
-KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
+KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_1)
 
 
 @pytest.mark.parametrize(

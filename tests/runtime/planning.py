@@ -27,6 +27,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "one sequence": {"n_parallel": 1},
     "other types of keys": {"type_k": "f32", "type_v": "bf16"},
     "q8_0 keys": {"type_k": "q8_0", "type_v": "q8_0"},
+    "q5_1 keys, iq4_nl values": {"type_k": "q5_1", "type_v": "iq4_nl"},
     "a GPU": {"devices": ("sim",)},
     "some layers": {"devices": ("sim",), "n_gpu_layers": 2},
     "no layers": {"devices": ("sim",), "n_gpu_layers": 0},

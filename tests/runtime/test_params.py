@@ -136,7 +136,7 @@ def test_every_option_is_read_somewhere() -> None:
         ("n_parallel", 0, r"n_parallel is 0: must be 1 to 1024"),
         ("max_waiting", 0, r"max_waiting is 0: must be 1 to 2147483647"),
         ("n_threads", 1.5, "n_threads is 1.5: must be a whole number"),
-        ("type_k", "q4_0", "type_k is 'q4_0': must be one of f16, bf16, f32, q8_0"),
+        ("type_k", "q4_k", "type_k is 'q4_k': must be one of f16, bf16, f32, q8_0, q4_0, "),
         ("devices", "CUDA0", "devices is 'CUDA0': must be a list of names"),
         ("split_mode", "rows", "split_mode is 'rows': must be one of layer, none$"),
         ("split_mode", "row", "'row': must be one of layer, none; a layer is computed whole"),

@@ -19,7 +19,7 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
 from ..compiler.jit import kernel
-from ..params import fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
+from ..params import fail, first_of, int_param, is_last, ne, row_at, shared_work, work
 from ..simd.calls import inlined, merged
 from ..table import SMALL, CpuCall, implements
 from .attention_layout import (
@@ -56,10 +56,8 @@ from .attention_query import (
 )
 from .attention_rows import ROW_LOADERS, find_rows, load_block
 
-N_QUERIES: Final = 64  # queries that are computed together and share blocks of keys and values
+N_QUERIES: Final = 128  # queries that are computed together and share blocks of keys and values
 MAX_TOKENS: Final = 16  # most tokens for which partitions are divided; more occupy all threads
-# bytes of a sequence's keys from which on they are prefetched; smaller ones are often in a cache
-PREFETCHED: Final = 1 << 18
 
 
 # --- the work: each thread computes the same division ---
@@ -159,17 +157,26 @@ def _begin_queries(p, queries, begin, end, kv, end_kv, records, partition, n):
                 query += query_size(p)
 
 
+@inlined
+def _find_first(p, t, runs):
+    """Write the places of the first block of token `t`, if there is one; return its rows."""
+    if t >= ne(p, 1, 2):
+        return 0
+    first, last = _span(p, t, t + 1)
+    n = min(BLOCK - first % BLOCK, last - first)
+    return n if n > 0 and find_rows(p, token_int(p, SEQ, t), first, n, runs) else 0
+
+
 @merged
-def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
+def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch, t_ahead):
     """Process positions `first` to `end` - 1 for all queries. No partition is continued later.
 
-    Each head of K from `kv` on has `n_queries`.
+    Each head of K from `kv` on has `n_queries`. `t_ahead` is the first token of the next tile.
     """
     size, k_step, v_step = query_size(p), k_size(p), v_size(p)
     k, runs = scratch + FLOATS, scratch + RUNS
     v = k + BLOCK * k_step
     queries = v + BLOCK * v_step
-    prefetches = n_queries <= TILE * 2 and end * nb(p, 2, 1) >= PREFETCHED
     skip = first % BLOCK  # positions of the first block before `first`: they may have no page
     next_runs, n_next = runs + RUNS_SIZE, min(BLOCK - skip, end - first)
     if not find_rows(p, seq, first, n_next, next_runs):
@@ -179,9 +186,9 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
         n, n_next = n_next, max(0, min(BLOCK, end - begin - BLOCK))
         if not find_rows(p, seq, begin + BLOCK, n_next, next_runs):
             return
+        n_ahead = n_next if n_next > 0 else _find_first(p, t_ahead, next_runs)
         query = queries
         for head in range(kv, end_kv):
-            n_ahead = n_next if prefetches else 0
             load_block(p, 2, head, ne(p, 1, 0), n, runs, k + skip * k_step, n_ahead, next_runs)
             load_block(p, 3, head, ne(p, 0, 0), n, runs, v + skip * v_step, n_ahead, next_runs)
             i = 0
@@ -249,7 +256,9 @@ def flash_attn_ext(p, ith, nth):
                     to = records if divided else 0
                     _begin_queries(p, queries, begin, end, kv, end_kv, to, partition, n)
                     seq = token_int(p, SEQ, begin)
-                    _attend(p, seq, low, high, kv, end_kv, n_queries, scratch)
+                    # a guess: tiles have equal numbers of tokens, and parts
+                    ahead = ne(p, 1, 2) if divided else end + (nth - 1) * (end - begin)
+                    _attend(p, seq, low, high, kv, end_kv, n_queries, scratch, ahead)
                 whose = whose + 1 if whose + 1 < nth else 0
         records += (end - begin) * n * record_size
         begin = end

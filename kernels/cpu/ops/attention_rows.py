@@ -18,20 +18,20 @@ from ..simd.ints import call_at
 from ..simd.memory import (
     load_bf16_part,
     load_bf16x16,
-    load_f16,
     load_f16_part,
     load_f16x16,
     load_f32_part,
     load_f32x16,
-    load_i8_part,
-    load_i8x16,
     load_i32,
     load_i64,
+    store_f32,
     store_f32x16,
     store_i64,
 )
-from ..simd.vectors import LANES, join, splat
+from ..simd.vectors import LANES
+from .attention_blocks import BLOCK_LOADS
 from .attention_layout import (
+    HALF,
     K_SIZE,
     LOAD_K,
     PAGE_SIZE,
@@ -85,26 +85,20 @@ def load_block(p, source, head, dim, n, runs, to, n_next, next_runs):
     while n > 0:
         row, count = load_i64(runs + row_at), load_i64(runs + RUN_N)
         ahead = load_i64(next_runs + row_at) + head * n_bytes
-        n_ahead = max(0, min(n_next, count))
+        # the last run prefetches what is left: the next block may have more rows
+        n_ahead = min(n_next, load_i64(next_runs + RUN_N) if count == n else count)
         call_at(load, (row, step, count, head * dim, dim, to, ahead, n_ahead, n_bytes))
         to += count * size
         n -= count
-        n_next -= count
+        n_next = max(0, n_next - count)
         runs += RUN_SIZE
         next_runs += RUN_SIZE
 
 
 @inlined
-def _load_q8_0(row, i, n):
-    """At most `n` elements from i on of a row of Q8_0: blocks of a float16 factor and 32 int8."""
-    block, at = row + (i >> 5) * 34, i & 31
-    first = load_i8_part(block + 2 + at, min(n, 32 - at)) * splat(load_f16(block))
-    if at + min(n, LANES) <= 32:
-        return first
-    # the rest is in the next block; it goes to the lanes after those of the first
-    n_first = 32 - at
-    second = load_i8x16(block + 36 - n_first) * splat(load_f16(block + 34))
-    return join(first, second, n_first)
+def _prefetch(at, n_bytes):
+    for i in range(at, at + n_bytes, LINE):
+        prefetch_line(i)
 
 
 def _row_loader(type: GGMLType, load: Callable[..., Any], load_16: Callable[..., Any]) -> Kernel:
@@ -124,8 +118,7 @@ def _row_loader(type: GGMLType, load: Callable[..., Any], load_16: Callable[...,
         whole = dim // LANES * LANES if at % LANES == 0 else 0
         for j in range(n):
             if j < n_ahead:
-                for i in range(ahead, ahead + n_bytes, LINE):
-                    prefetch_line(i)
+                _prefetch(ahead, n_bytes)
                 ahead += step
             for i in range(at, at + whole, LANES):
                 store_f32x16(to, load_16(row, i))
@@ -134,15 +127,51 @@ def _row_loader(type: GGMLType, load: Callable[..., Any], load_16: Callable[...,
                 store_f32x16(to, load(row, i, at + dim - i))
                 to += VECTOR
             row += step
+        for _ in range(n, n_ahead):
+            _prefetch(ahead, n_bytes)
+            ahead += step
 
     load_rows.__name__ = f"load_rows_{type.name.lower()}"
     return Kernel(load_rows, 9)
 
 
-@inlined
-def _load_16_q8_0(row, i):
-    block = row + (i >> 5) * 34
-    return load_i8x16(block + 2 + (i & 31)) * splat(load_f16(block))
+def _block_loader(type: GGMLType) -> Kernel:
+    """The kernel that reads rows of a quantized type, with the arguments of `load_rows`."""
+    load, value = BLOCK_LOADS[type]
+    size, n_bytes_block = type.block_size, type.type_size
+
+    def load_rows(row, step, n, at, dim, to, ahead, n_ahead, n_bytes):
+        end = at + dim
+        # whole blocks, then whole halves of blocks, then elements
+        blocks_end = end // size * size if at % size == 0 else at
+        halves_end = max(blocks_end, end // HALF * HALF) if at % HALF == 0 else at
+        padded = end + (LANES - dim % LANES) % LANES
+        for j in range(n):
+            if j < n_ahead:
+                _prefetch(ahead, n_bytes)
+                ahead += step
+            for i in range(at, blocks_end, size):
+                low, high = load(row + i // size * n_bytes_block)
+                store_f32x16(to, low)
+                store_f32x16(to + VECTOR, high)
+                to += 2 * VECTOR
+            for i in range(blocks_end, halves_end, HALF):
+                low, high = load(row + i // size * n_bytes_block)
+                store_f32x16(to, low if i % size == 0 else high)
+                to += VECTOR
+            for i in range(halves_end, end):
+                store_f32(to, value(row + i // size * n_bytes_block, i % size))
+                to += 4
+            for _ in range(end, padded):
+                store_f32(to, 0.0)
+                to += 4
+            row += step
+        for _ in range(n, n_ahead):
+            _prefetch(ahead, n_bytes)
+            ahead += step
+
+    load_rows.__name__ = f"load_rows_{type.name.lower()}"
+    return Kernel(load_rows, 9)
 
 
 _LOADS: Final = {
@@ -158,6 +187,8 @@ _LOADS: Final = {
         inlined(lambda row, i, n: load_bf16_part(row + 2 * i, n)),
         inlined(lambda row, i: load_bf16x16(row + 2 * i)),
     ),
-    GGMLType.Q8_0: (_load_q8_0, _load_16_q8_0),
 }
-ROW_LOADERS: Final = {type: _row_loader(type, *loads) for type, loads in _LOADS.items()}
+ROW_LOADERS: Final = {
+    **{type: _row_loader(type, *loads) for type, loads in _LOADS.items()},
+    **{type: _block_loader(type) for type in BLOCK_LOADS},
+}

@@ -8,6 +8,7 @@ Tested by tests/kernels/test_cpu_decode.py.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, Final
 
 from llvmlite import ir
@@ -84,6 +85,26 @@ def _emit_lookup(b: Any, table: Any, index: Any) -> Any:
         value = _load(b, b.add(table, offset), _F32)
         result = b.insert_element(result, value, _I32(lane))
     return result
+
+
+def looked_up_bytes(entries: Sequence[int]) -> Any:
+    """A function that looks up lanes of 0..15 in a table of 16 bytes, as floats."""
+    table = ir.Constant(_V_I8, [int(entry) for entry in entries])
+
+    def emit(b: Any, index: Any) -> Any:
+        narrow = b.trunc(index, _V_I8)
+        if has_feature("ssse3"):
+            found = call(b, "llvm.x86.ssse3.pshuf.b.128", _V_I8, table, narrow)
+        elif has_feature("neon"):
+            found = call(b, "llvm.aarch64.neon.tbl1.v16i8", _V_I8, table, narrow)
+        else:
+            found = ir.Constant(_V_I8, None)
+            for i, entry in enumerate(entries):
+                here = b.icmp_signed("==", narrow, ir.Constant(_V_I8, [i] * LANES))
+                found = b.select(here, ir.Constant(_V_I8, [int(entry)] * LANES), found)
+        return b.sitofp(b.sext(found, _V_I32), _V_F32)
+
+    return vector_function(f32x16, (i32x16,), emit)
 
 
 def _emit_flip(b: Any, v: Any, bits: Any) -> Any:

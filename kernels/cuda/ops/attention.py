@@ -37,6 +37,7 @@ MAX_SCRATCH: Final = 1 << 25  # bytes of records
 MAX_PARTS: Final = 65535  # the grid's third dimension
 
 TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # types of pools that tensor cores support
+TYPES_F32: Final = (*TYPES, GGMLType.F32, GGMLType.BF16)  # of src/attention_f32.cu
 SINKS: Final = 9  # tensor of the kernels
 COMBINE: Final = CudaKernel(CudaSource.of("attention_combine.cu"), "attention_combine")
 COMBINE_THREADS: Final = 128
@@ -60,9 +61,9 @@ class Division(NamedTuple):
 
 
 def _supports(node: Tensor) -> bool:
-    q = node.src[0]
+    q, k, v = node.src[:3]
     fits = q.ne[0] + node.ne[0] <= MAX_FLOATS and q.ne[1] <= MAX_PARTS
-    return fits and has_whole_qkv(node)
+    return fits and {k.type, v.type} <= set(TYPES_F32) and has_whole_qkv(node)
 
 
 def has_tensor_cores(node: Tensor) -> bool:
