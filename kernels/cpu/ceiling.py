@@ -26,7 +26,8 @@ from .compiler.jit import Kernel, kernel
 from .params import first_of
 from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
 from .simd import types
-from .simd.bytes import emit_dot4, fma, pack, unpack
+from .simd.byte_dots import REGISTER, Chain, emit_dots
+from .simd.bytes import fma, joined, pack, parts_of, unpack
 from .simd.ints import i32x16
 from .simd.memory import load_f32x16, load_i64, store_f32
 from .simd.vectors import LANES, f32x16, hsum, pointer_to, vector_function, zero
@@ -38,8 +39,12 @@ TRIALS_S = 0.5  # seconds of repetitions of a measurement, because other program
 TURNS: Final = 200_000  # iterations of the loops of products; about 1 ms
 N_LEFT: Final = 4  # vectors of each operand of a tile
 TILE: Final = N_LEFT * N_LEFT
+SMALL_WEIGHT: Final = 15  # the largest of 4-bit weights, whose products are the fastest
 TABLE_BYTES: Final = 4096  # bytes of operands, which stay in the first cache
 _VECTOR_BYTES: Final = 64
+N_WORDS: Final = 8  # vectors of each operand with registers of 32 bytes
+INT_SUMS: Final = TILE if REGISTER == _VECTOR_BYTES else 4  # vectors of sums of bytes
+N_PRODUCTS: Final = 1 if REGISTER == _VECTOR_BYTES else N_WORDS  # for each of those in a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +98,34 @@ def _tile_step(multiply_add: Callable[..., Any], lanes: Any, tile: Any) -> Any:
 
 
 def _zero_tile(lanes: Any, tile: Any) -> Any:
-    return vector_function(tile, (), lambda _: ir.Constant(ir.ArrayType(lanes, TILE), None))
+    return vector_function(
+        tile, (), lambda _: ir.Constant(ir.ArrayType(lanes, tile.real.count), None)
+    )
 
 
-_V_I8, _V_I32, _V_F32 = (
-    ir.VectorType(ir.IntType(8), 64),
-    ir.VectorType(ir.IntType(32), 16),
-    ir.VectorType(ir.FloatType(), 16),
-)
-_ints, _floats = types.UniTuple(i32x16, TILE), types.UniTuple(f32x16, TILE)
+def _emit_dot_tile(b: Any, sums: Any, address: Any) -> Any:
+    """The fastest products of bytes. With registers of 32 bytes, several are added to each sum at
+    once, if they are small, and one operand is in memory."""
+    at, index = pointer_to(b, address, ir.VectorType(ir.IntType(8), REGISTER)), ir.IntType(64)
+    parts = [part for v in unpack(b, sums) for part in parts_of(b, v, REGISTER // 4)]
+    n = N_LEFT if REGISTER == _VECTOR_BYTES else N_WORDS
+    vectors = [b.load(b.gep(at, [index(i)]), align=1) for i in range(2 * n)]
+    left, right = vectors[:n], vectors[n:]
+    if REGISTER == _VECTOR_BYTES:
+        pairs = zip(parts, [(x, y) for x in left for y in right], strict=True)
+        chains = [Chain(part, [x], [y].__getitem__) for part, (x, y) in pairs]
+    else:
+        turns = [right[c:] + right[:c] for c in range(n)]
+        chains = [Chain(p, left, t.__getitem__) for p, t in zip(parts, turns, strict=True)]
+    found = emit_dots(b, chains, SMALL_WEIGHT)
+    size = _VECTOR_BYTES // REGISTER
+    return pack(b, [joined(b, found[i : i + size]) for i in range(0, len(found), size)])
+
+
+_V_I32, _V_F32 = ir.VectorType(ir.IntType(32), 16), ir.VectorType(ir.FloatType(), 16)
+_ints, _floats = types.UniTuple(i32x16, INT_SUMS), types.UniTuple(f32x16, TILE)
 _zero_ints, _zero_floats = _zero_tile(_V_I32, _ints), _zero_tile(_V_F32, _floats)
-_dot_tile = _tile_step(emit_dot4, _V_I8, _ints)
+_dot_tile = vector_function(_ints, (_ints, types.int64), _emit_dot_tile)
 _fma_tile = _tile_step(lambda b, acc, x, y: fma(b, x, y, acc), _V_F32, _floats)
 
 
@@ -171,12 +193,12 @@ def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling
         )
     finally:
         pool.close()
-    n_vectors = n_threads * TURNS * TILE
+    n_turns = n_threads * TURNS
     return Ceiling(
         bytes_per_s=n_bytes / read_s,
         near_bytes_per_s=n_times * n_near / near_s,
-        int8_per_s=n_vectors * _VECTOR_BYTES / int8_s,
-        f32_per_s=n_vectors * LANES / f32_s,
+        int8_per_s=n_turns * INT_SUMS * N_PRODUCTS * _VECTOR_BYTES / int8_s,
+        f32_per_s=n_turns * TILE * LANES / f32_s,
     )
 
 

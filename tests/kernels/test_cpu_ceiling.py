@@ -13,9 +13,19 @@ import pytest
 from lamella.alloc.host import aligned_zeros
 from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.kernels.cpu import ceiling
-from lamella.kernels.cpu.ceiling import CHUNK, N_LEFT, TABLE_BYTES, ceiling_int8, ceiling_read
+from lamella.kernels.cpu.ceiling import (
+    CHUNK,
+    INT_SUMS,
+    N_LEFT,
+    N_WORDS,
+    SMALL_WEIGHT,
+    TABLE_BYTES,
+    ceiling_int8,
+    ceiling_read,
+)
 from lamella.kernels.cpu.compiler.jit import Kernel
 from lamella.kernels.cpu.pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
+from lamella.kernels.cpu.simd.byte_dots import REGISTER
 
 
 @pytest.fixture
@@ -47,20 +57,22 @@ def test_threads_together_read_every_byte_the_given_number_of_times(pool: Thread
 
 def test_every_pair_of_vectors_is_multiplied(pool: ThreadPool) -> None:
     memory = aligned_zeros(TABLE_BYTES, LINE, "test")
-    memory[:] = 0
-    vectors = memory.reshape(-1, 64)
-    vectors[:N_LEFT] = 1
-    vectors[N_LEFT : 2 * N_LEFT] = np.arange(1, 17, 5)[:, None]
-    expected = 0
-    for y in range(1, 17, 5):  # four bytes a lane; the sums are combined by exclusive or
-        for _ in range(N_LEFT):
-            expected ^= 4 * y
-    assert expected == 0  # pairs of sums cancel out
-    assert not run(pool, ceiling_int8, memory, 1).any()
-    vectors[1] = 0
+    random = np.random.default_rng(0)
+    wide = REGISTER == 64
+    n = N_LEFT if wide else N_WORDS
+    left = random.integers(0, SMALL_WEIGHT + 1, (n, REGISTER))
+    right = random.integers(-127, 128, (n, REGISTER))
+    both = np.concatenate([left, right]).astype(np.uint8).ravel()
+    memory[: both.size] = both
+    if wide:
+        pairs = [[(x, y)] for x in range(n) for y in range(n)]
+    else:
+        pairs = [[(i, (i + c) % n) for i in range(n)] for c in range(INT_SUMS * 64 // REGISTER)]
+    products = [sum(left[x] * right[y] for x, y in of).reshape(-1, 4).sum(axis=1) for of in pairs]
+    # the sums are combined by exclusive or
+    expected = np.bitwise_xor.reduce(np.array(products, np.int32).reshape(INT_SUMS, 16))
     out = run(pool, ceiling_int8, memory, 1).view(np.int32)
-    expected = (4 * 1) ^ (4 * 6) ^ (4 * 11) ^ (4 * 16)
-    assert out.tolist() == [[expected] * 16] * 2
+    assert (out == expected).all()
 
 
 def test_measured_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ def test_results_are_right_and_the_same_bits_with_every_isa(
 
 
 def test_one_weight_type_stands_for_each_way_to_multiply_bytes() -> None:
-    ways = {type: (form.kind, form.offset < 128) for type, form in FORMATS.items() if form.kind}
+    ways = {type: (form.kind, form.largest < 128) for type, form in FORMATS.items() if form.kind}
     chosen = [ways[type] for type in isa_process.DOT_TYPES]
     assert sorted(chosen, key=str) == sorted(set(ways.values()), key=str)
 
@@ -204,10 +204,10 @@ def test_one_weight_type_stands_for_each_way_to_multiply_bytes() -> None:
 )
 def test_kernels_compile_for_arm(name: str, instruction: str) -> None:
     # other processors cannot run them; ARM machines run the tests above
-    kernels = ("packed_q4_0_x4", "rms_norm_f32", "decode_q4_k", "encode_q8_0", "pool_worker")
+    kernels = ("packed_q4_0_x16", "rms_norm_f32", "decode_q4_k", "encode_q8_0", "pool_worker")
     assembly = run(assembly_process.__file__, name, *kernels)
     assert set(assembly) == set(kernels)
-    assert re.search(rf"^\s+{instruction}\s+v", assembly["packed_q4_0_x4"], re.MULTILINE)
+    assert re.search(rf"^\s+{instruction}\s+v", assembly["packed_q4_0_x16"], re.MULTILINE)
     assert re.search(r"^\s+isb$", assembly["pool_worker"], re.MULTILINE)
     assert all(
         re.search(r"^\s+\w+\s+v\d+\.", text, re.MULTILINE)

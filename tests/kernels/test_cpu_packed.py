@@ -27,7 +27,7 @@ from lamella.graph import GGMLType, GluOp, Graph, Tensor, UnaryOp, ops
 from lamella.kernels.cpu.kernel_set import KERNELS
 from lamella.kernels.cpu.packed.biased import BIASED_ROWS
 from lamella.kernels.cpu.packed.formats import FORMATS
-from lamella.kernels.cpu.packed.tiles import WIDTHS
+from lamella.kernels.cpu.packed.tiles import QUANTIZED_WIDTHS, WIDTHS
 from lamella.kernels.cpu.plan import CpuPlan
 
 QUANTIZED = [t for t in FORMATS if t.is_quantized]
@@ -472,4 +472,4 @@ def test_what_is_supported() -> None:
     }
     for what, node in others.items():
         assert not KERNELS.supports(node), what
-    assert WIDTHS[-1] == 1  # any number of columns has tiles
+    assert WIDTHS[-1] == QUANTIZED_WIDTHS[-1] == 1  # any number of columns has tiles

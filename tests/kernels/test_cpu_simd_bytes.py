@@ -29,20 +29,6 @@ GUARD = 0xA5
 
 BEST, WIDE = ("avx512vbmi", "avx512bw", "avx2"), ("avx512bw", "avx2")
 NARROW, NONE = ("avx2",), ()
-# an emitter, its visible features (None: all), required features, the largest unsigned byte
-DOTS: Final[dict[str, tuple[Any, tuple[str, ...] | None, tuple[str, ...], int]]] = {
-    "vnni 512": (simd_bytes._dot4_vnni_512, NONE, ("avx512vnni",), 255),
-    "vnni 256": (simd_bytes._dot4_vnni_256, NONE, ("avxvnni",), 255),
-    "usdot": (simd_bytes._dot4_neon, ("i8mm",), ("i8mm",), 255),
-    "sdot": (simd_bytes._dot4_neon, NONE, ("dotprod",), 255),
-    "pairs 512": (simd_bytes._dot4_pairs, WIDE, WIDE, 255),
-    "pairs 256": (simd_bytes._dot4_pairs, NARROW, NARROW, 255),
-    "pairs": (simd_bytes._dot4_pairs, NONE, NONE, 255),
-    "saturated 512": (simd_bytes._dot4_saturated, WIDE, WIDE, 127),
-    "saturated 256": (simd_bytes._dot4_saturated, NARROW, NARROW, 127),
-    "chosen": (simd_bytes.emit_dot4, None, NONE, 255),
-    "chosen, small": (simd_bytes.emit_dot4_small, None, NONE, 127),
-}
 
 
 def run(function: Callable[..., None], *args: int | Array) -> None:
@@ -63,66 +49,11 @@ def random() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-# --- dot products ---
-
-
-def dots(emit: Any, acc: Array, u: Bytes, s: Array) -> Array:
-    """Add the products of rows of 64 unsigned and 64 signed bytes to rows of 16 sums."""
-    load_sums = vector_function(i32x16, (types.int64,), _emit_load_i32)
-    store_sums = vector_function(types.void, (types.int64, i32x16), _emit_store_i32)
-    dot = vector_function(i32x16, (i32x16, simd_bytes.i8x64, simd_bytes.i8x64), emit)
-    load = vector_function(simd_bytes.i8x64, (types.int64,), _emit_load_i8)
-    result = np.empty_like(acc)
-
-    def kernel(acc, u, s, to, n):  # type: ignore[no-untyped-def]
-        for i in range(n):
-            store_sums(
-                to + 64 * i, dot(load_sums(acc + 64 * i), load(u + 64 * i), load(s + 64 * i))
-            )
-
-    run(kernel, acc, u, s, result, len(u))
-    return result
+# --- columns ---
 
 
 def _emit_load_i32(b: Any, at: Any) -> Any:
     return b.load(arithmetic.pointer_to(b, at, simd_int._V_I32), align=1)
-
-
-def _emit_load_i8(b: Any, at: Any) -> Any:
-    return b.load(arithmetic.pointer_to(b, at, simd_bytes._V_I8), align=1)
-
-
-def _emit_store_i32(b: Any, at: Any, v: Any) -> None:
-    b.store(v, arithmetic.pointer_to(b, at, v.type), align=1)
-
-
-def exact_dots(acc: Array, u: Bytes, s: Array) -> Array:
-    products = u.astype(np.int64) * s.astype(np.int64)
-    exact: Array = acc + products.reshape(len(u), LANES, 4).sum(axis=-1)
-    return exact
-
-
-@pytest.mark.parametrize("name", DOTS)
-def test_dots_are_exact(
-    name: str, monkeypatch: pytest.MonkeyPatch, random: np.random.Generator
-) -> None:
-    emit, features, needed, largest = DOTS[name]
-    require(needed)
-    if features is not None:
-        monkeypatch.setattr(simd_bytes, "has_feature", features.__contains__)
-    # every pair of bytes, and neighbors that overflow 16 bits together
-    pairs = np.stack(np.meshgrid(np.arange(largest + 1), np.arange(-128, 128)), -1).reshape(-1, 2)
-    extremes = np.array([[largest, 127], [largest, -128], [0, 127], [0, -128]])
-    many = np.concatenate([pairs, extremes[random.integers(0, 4, 64 * 500)]])
-    u = np.ascontiguousarray(many[:, 0].astype(np.uint8).reshape(-1, 64))
-    s = np.ascontiguousarray(many[:, 1].astype(np.int8).reshape(-1, 64))
-    acc = random.integers(-(2**30), 2**30, (len(u), LANES)).astype(np.int32)
-    assert (dots(emit, acc, u, s) == exact_dots(acc, u, s)).all()
-    shuffled = random.permutation(u.ravel()).reshape(u.shape)
-    assert (dots(emit, acc, shuffled, s) == exact_dots(acc, shuffled, s)).all()
-
-
-# --- columns ---
 
 
 def test_rounding_to_the_nearest_halves_to_even(random: np.random.Generator) -> None:

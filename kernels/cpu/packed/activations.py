@@ -22,23 +22,28 @@ from ..simd.memory import load_f32, load_f32x16, store_f32, store_i32
 from ..simd.vectors import LANES, splat
 from ..table import SMALL, CpuCall
 from .formats import Format
-from .tiles import COLUMN_BYTES, VALUES, WIDTHS, Kind
+from .tiles import COLUMN_BYTES, COUNTED, QUANTIZED_WIDTHS, VALUES, WIDTHS, Kind
 
 f32: Final = types.float32
 
 LARGEST: Final = 127
 SMALLEST: Final = 1e-30  # the smallest scale; the inverse of a smaller one may be infinite
 
+# the most columns that a tile may lack
+MISSING_FLOATS: Final = 1
+MISSING_QUANTIZED: Final = QUANTIZED_WIDTHS[0] - 1 if COUNTED else 1
+
 _interleave_words: Final = interleave_rows(4)
 
 
 @inlined
-def width_of(n):
+def width_of(n, is_float):
     """The width of the next tile if `n` columns are left.
 
-    It is the widest tile that lacks at most one column. The last column is then there twice, which
-    takes less time than several narrow tiles.
+    It is the widest tile that lacks at most one column; a counted tile may lack more.
     """
+    if COUNTED and is_float == 0:
+        return QUANTIZED_WIDTHS[0] if n > 1 else 1
     for width in WIDTHS:
         if n >= width - 1:
             return width
@@ -46,26 +51,41 @@ def width_of(n):
 
 
 @inlined
-def _quantize(x, columns, c, width, words, offset):
-    """Quantize 32 floats at `x` to column `c` of a tile's block."""
+def filled(n, width, is_float):
+    """The columns of a tile of this width if `n` columns are left.
+
+    If one is missing, the last column is there twice. This takes less time than several narrow
+    tiles.
+    """
+    return min(n, width) if COUNTED and is_float == 0 else width
+
+
+def n_missing(form: Format) -> int:
+    """The most columns that a tile may lack."""
+    return MISSING_FLOATS if form.kind is None else MISSING_QUANTIZED
+
+
+@inlined
+def _quantize(x, column, words, offset):
+    """Quantize 32 floats at `x` to a column of a tile's block."""
     v, w = load_f32x16(x), load_f32x16(x + 64)
     scale = max_abs(v, w) * f32(1.0 / LARGEST)
     inverse = splat(f32(1.0) / scale if scale > f32(SMALLEST) else f32(0.0))
     v, w = scaled_to_nearest(v, inverse), scaled_to_nearest(w, inverse)
-    store_i32x16_u8(columns + VALUES * c, v)
-    store_i32x16_u8(columns + VALUES * c + 16, w)
-    at = columns + VALUES * width + 4 * c
+    store_i32x16_u8(column, v)
+    store_i32x16_u8(column + 16, w)
+    at = column + VALUES
     store_f32(at, scale)
     if words == OF_32:
-        store_i32(at + 4 * width, -offset * sum_lanes(v + w))
+        store_i32(at + 4, -offset * sum_lanes(v + w))
     elif words == OF_16:
-        store_i32(at + 4 * width, -offset * sum_lanes(v))
-        store_i32(at + 8 * width, -offset * sum_lanes(w))
+        store_i32(at + 4, -offset * sum_lanes(v))
+        store_i32(at + 8, -offset * sum_lanes(w))
     elif words == MIN_OF_32:
-        store_f32(at + 4 * width, scale * f32(sum_lanes(v + w)))
+        store_f32(at + 4, scale * f32(sum_lanes(v + w)))
     else:
-        store_f32(at + 4 * width, scale * f32(sum_lanes(v)))
-        store_f32(at + 8 * width, scale * f32(sum_lanes(w)))
+        store_f32(at + 4, scale * f32(sum_lanes(v)))
+        store_f32(at + 8, scale * f32(sum_lanes(w)))
 
 
 # contents of the words of a column
@@ -86,12 +106,12 @@ def quantize_columns(p, ith, nth):
     begin, end = first_of(n_blocks, ith, nth), first_of(n_blocks, ith + 1, nth)
     tile, c = prepared(p, 0), 0
     while c < n:
-        width = 1 if alone != 0 else width_of(n - c)
-        for i in range(width):
+        width = 1 if alone != 0 else width_of(n - c, 0)
+        for i in range(filled(n - c, width, 0)):
             x = row(p, 2, min(c + i, n - 1))
             for block in range(begin, end):
-                columns = tile + COLUMN_BYTES * width * block
-                _quantize(x + 4 * VALUES * block, columns, i, width, words, offset)
+                column = tile + COLUMN_BYTES * (width * block + i)
+                _quantize(x + 4 * VALUES * block, column, words, offset)
         tile += COLUMN_BYTES * width * n_blocks
         c += width
 
@@ -103,7 +123,7 @@ def tile_columns(p, ith, nth):
     begin, end = first_of(k, ith, nth), first_of(k, ith + 1, nth)
     tile, c = prepared(p, 0), 0
     while c < n:
-        width, first = 1 if alone != 0 else width_of(n - c), begin
+        width, first = 1 if alone != 0 else width_of(n - c, 1), begin
         if width == LANES and c + LANES <= n and ne(p, 2, 2) == ne(p, 2, 3) == 1:
             while first + 4 <= end:  # 4 values of all 16 columns
                 _interleave_words(row(p, 2, c) + 4 * first, nb(p, 2, 1), tile + 4 * width * first)
@@ -131,5 +151,5 @@ def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> Prepare
         made = CpuCall(tile_columns, (alone,), one_thread=small)
     else:
         made = CpuCall(quantize_columns, (form.kind.value, form.offset, alone), one_thread=small)
-    size = (x.n_rows + (not alone)) * column_bytes(form, x.ne[0])
+    size = (x.n_rows + (0 if alone else n_missing(form))) * column_bytes(form, x.ne[0])
     return PreparedSource(x, (made.kernel, made.params), size, [made])

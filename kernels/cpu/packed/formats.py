@@ -65,6 +65,7 @@ class Format:
     type: GGMLType
     kind: Kind | None
     offset: int
+    largest: int
     parts: tuple[Part, ...]
 
     @property
@@ -106,10 +107,10 @@ def _field(type: GGMLType, name: str) -> tuple[int, int]:
     return fields[name][1], fields[name][0].itemsize
 
 
-def _format(type: GGMLType, kind: Kind | None, offset: int, **units: int) -> Format:
+def _format(type: GGMLType, kind: Kind | None, offset: int, largest: int, **units: int) -> Format:
     """A format of whole fields, in this order."""
     parts = [Part(name, *_field(type, name), unit) for name, unit in units.items()]
-    return Format(type, kind, offset, tuple(parts))
+    return Format(type, kind, offset, largest, tuple(parts))
 
 
 def _in_quarters(form: Format, *words: tuple[str, int]) -> Format:
@@ -132,34 +133,46 @@ _Q3_K: Final = [("hmask", 0), ("qs", 0), ("hmask", 16), ("qs", 16), ("qs", 32), 
 FORMATS: Final[dict[GGMLType, Format]] = {
     f.type: f
     for f in (
-        _format(GGMLType.Q4_0, Kind.OFFSET, 8, d=HALF, qs=WORD),
-        _format(GGMLType.Q5_0, Kind.OFFSET, 16, d=HALF, qh=BITS, qs=WORD),
-        _format(GGMLType.Q8_0, Kind.OFFSET, 128, d=HALF, qs=WORD),
-        _format(GGMLType.IQ4_NL, Kind.OFFSET, 128, d=HALF, qs=WORD),
-        _format(GGMLType.IQ4_XS, Kind.OFFSET, 128, d=HALF, scales_h=BYTE, scales_l=BYTE, qs=WORD),
-        _format(GGMLType.Q4_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD),
-        _format(GGMLType.Q5_1, Kind.MIN, 0, d=HALF, m=HALF, qh=BITS, qs=WORD),
-        _format(GGMLType.MXFP4, Kind.OFFSET, 12, e=BYTE, qs=WORD),
-        _format(GGMLType.NVFP4, Kind.OFFSET_16, 12, d=BYTE, qs=WORD),
-        _format(GGMLType.Q4_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
-        _format(GGMLType.Q5_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qh=WORD, qs=WORD),
-        _in_quarters(_format(GGMLType.Q6_K, Kind.OFFSET_16, 32, d=HALF, scales=BYTE), *_Q6_K),
-        _in_quarters(_format(GGMLType.Q3_K, Kind.OFFSET_16, 4, d=HALF, scales=BYTE), *_Q3_K),
-        _format(GGMLType.Q2_K, Kind.MIN_16, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
-        _format(GGMLType.IQ3_S, Kind.OFFSET, 16, d=HALF, scales=BYTE, qh=BYTE, signs=WORD, qs=WORD),
-        _format(GGMLType.IQ3_XXS, Kind.OFFSET, 64, d=HALF, signs=WORD, qs=WORD),
+        _format(GGMLType.Q4_0, Kind.OFFSET, 8, 15, d=HALF, qs=WORD),
+        _format(GGMLType.Q5_0, Kind.OFFSET, 16, 31, d=HALF, qh=BITS, qs=WORD),
+        _format(GGMLType.Q8_0, Kind.OFFSET, 128, 255, d=HALF, qs=WORD),
+        _format(GGMLType.IQ4_NL, Kind.OFFSET, 128, 241, d=HALF, qs=WORD),
         _format(
-            GGMLType.IQ2_S, Kind.OFFSET_16, 43, d=HALF, scales=BYTE, qh=BYTE, signs=WORD, qs=WORD
+            GGMLType.IQ4_XS, Kind.OFFSET, 128, 241, d=HALF, scales_h=BYTE, scales_l=BYTE, qs=WORD
         ),
-        _format(GGMLType.IQ2_XS, Kind.OFFSET_16, 43, d=HALF, scales=BYTE, qs=WORD),
-        _format(GGMLType.IQ2_XXS, Kind.OFFSET, 43, d=HALF, qs=WORD),
-        _format(GGMLType.IQ1_M, Kind.OFFSET_16, 9, scales=HALF, qh=BYTE, qs=WORD),
-        _format(GGMLType.IQ1_S, Kind.MIN, 0, d=HALF, qh=HALF, qs=WORD),
-        _format(GGMLType.TQ1_0, Kind.OFFSET, 1, d=HALF, qh=WORD, qs=WORD),
-        _format(GGMLType.TQ2_0, Kind.OFFSET, 1, d=HALF, qs=WORD),
-        _format(GGMLType.F16, None, 0, values=HALF),
-        _format(GGMLType.BF16, None, 0, values=HALF),
-        _format(GGMLType.F32, None, 0, values=WORD),
+        _format(GGMLType.Q4_1, Kind.MIN, 0, 15, d=HALF, m=HALF, qs=WORD),
+        _format(GGMLType.Q5_1, Kind.MIN, 0, 31, d=HALF, m=HALF, qh=BITS, qs=WORD),
+        _format(GGMLType.MXFP4, Kind.OFFSET, 12, 24, e=BYTE, qs=WORD),
+        _format(GGMLType.NVFP4, Kind.OFFSET_16, 12, 24, d=BYTE, qs=WORD),
+        _format(GGMLType.Q4_K, Kind.MIN, 0, 15, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
+        _format(GGMLType.Q5_K, Kind.MIN, 0, 31, d=HALF, dmin=HALF, scales=BYTE, qh=WORD, qs=WORD),
+        _in_quarters(_format(GGMLType.Q6_K, Kind.OFFSET_16, 32, 63, d=HALF, scales=BYTE), *_Q6_K),
+        _in_quarters(_format(GGMLType.Q3_K, Kind.OFFSET_16, 4, 7, d=HALF, scales=BYTE), *_Q3_K),
+        _format(GGMLType.Q2_K, Kind.MIN_16, 0, 3, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
+        _format(
+            GGMLType.IQ3_S, Kind.OFFSET, 16, 31, d=HALF, scales=BYTE, qh=BYTE, signs=WORD, qs=WORD
+        ),
+        _format(GGMLType.IQ3_XXS, Kind.OFFSET, 64, 126, d=HALF, signs=WORD, qs=WORD),
+        _format(
+            GGMLType.IQ2_S,
+            Kind.OFFSET_16,
+            43,
+            86,
+            d=HALF,
+            scales=BYTE,
+            qh=BYTE,
+            signs=WORD,
+            qs=WORD,
+        ),
+        _format(GGMLType.IQ2_XS, Kind.OFFSET_16, 43, 86, d=HALF, scales=BYTE, qs=WORD),
+        _format(GGMLType.IQ2_XXS, Kind.OFFSET, 43, 86, d=HALF, qs=WORD),
+        _format(GGMLType.IQ1_M, Kind.OFFSET_16, 9, 18, scales=HALF, qh=BYTE, qs=WORD),
+        _format(GGMLType.IQ1_S, Kind.MIN, 0, 2, d=HALF, qh=HALF, qs=WORD),
+        _format(GGMLType.TQ1_0, Kind.OFFSET, 1, 3, d=HALF, qh=WORD, qs=WORD),
+        _format(GGMLType.TQ2_0, Kind.OFFSET, 1, 3, d=HALF, qs=WORD),
+        _format(GGMLType.F16, None, 0, 0, values=HALF),
+        _format(GGMLType.BF16, None, 0, 0, values=HALF),
+        _format(GGMLType.F32, None, 0, 0, values=WORD),
     )
 }
 

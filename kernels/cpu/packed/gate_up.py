@@ -23,29 +23,30 @@ from ..simd.ints import call_at
 from ..simd.memory import load_f32_part, store_f32_part, store_i64
 from ..simd.vectors import LANES, splat
 from ..table import CpuCall, fuses, is_packed
-from .activations import prepared_columns, width_of
+from .activations import filled, prepared_columns, width_of
 from .formats import FORMATS
+from .micro import RESULTS_BYTES
 from .products import (
     CHUNK_BYTES,
     COLUMN,
     EXPERT_BYTES,
     GROUP_BYTES,
+    IS_FLOAT,
     MOST_AT_ONCE,
     N_BLOCKS,
-    RESULTS_BYTES,
     can_multiply_matrix,
     chunk_of,
     is_small,
     micro_of,
     product_params,
 )
-from .tiles import ROWS, WIDTHS
+from .tiles import MOST, ROWS
 
 # parameters: the kernel that applies the GLU to rows, and two numbers of the GLU
 GATED_ROW: Final = EXPERT_BYTES + 1
 SCALARS: Final = GATED_ROW + 1
 CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE  # bytes of a column's results in scratch memory
-SCRATCH_BYTES: Final = RESULTS_BYTES + 2 * WIDTHS[0] * CHUNK_ROW
+SCRATCH_BYTES: Final = RESULTS_BYTES + 2 * MOST * CHUNK_ROW
 
 
 def _gated_row(name: str, function: Callable[..., Any]) -> Kernel:
@@ -65,12 +66,12 @@ GATED_ROWS: Final = {op: _gated_row(f"{op.name.lower()}_row", f) for op, f in GA
 
 
 @inlined
-def _multiply(p, matrix, group, count, tile, width, results, to):
+def _multiply(p, matrix, group, count, tile, width, n_columns, results, to):
     """Multiply `count` groups of a matrix with a tile of columns, into rows of scratch at `to`."""
-    for i in range(width):
+    for i in range(n_columns):
         store_i64(results + 8 * i, to + CHUNK_ROW * i)
     weights = data(p, matrix) + group * int_param(p, GROUP_BYTES)
-    args = (weights, count, ROWS * count, int_param(p, N_BLOCKS), tile, results, 0)
+    args = (weights, count, ROWS * count, int_param(p, N_BLOCKS), tile, results, 0, n_columns)
     call_at(micro_of(p, width), args)
 
 
@@ -83,15 +84,16 @@ def mul_mat_gated_packed(p, ith, nth):
     n_chunks = (n_groups + chunk - 1) // chunk
     results = work(p, ith)
     gate = results + RESULTS_BYTES
-    up = gate + WIDTHS[0] * CHUNK_ROW
+    up, is_float = gate + MOST * CHUNK_ROW, int_param(p, IS_FLOAT)
     item = take(p, n_chunks, nth)
     while item < n_chunks:
         group = item * chunk
         count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
         while c < m:
-            width = width_of(m - c)
-            _multiply(p, 1, group, count, tile, width, results, gate)
-            _multiply(p, 3, group, count, tile, width, results, up)
+            width = width_of(m - c, is_float)
+            n_columns = filled(m - c, width, is_float)
+            _multiply(p, 1, group, count, tile, width, n_columns, results, gate)
+            _multiply(p, 3, group, count, tile, width, n_columns, results, up)
             for i in range(min(width, m - c)):
                 at, out = CHUNK_ROW * i, row(p, 0, c + i) + 4 * ROWS * group
                 size = min(ROWS * count, n - ROWS * group)

@@ -1,8 +1,9 @@
 """Micro-kernels: groups of packed rows times one tile of columns, for a type and a width.
 
-The arguments are `(weights, n_groups, n_rows, n_blocks, columns, results, offset)`: the address of
-the first of `n_groups` groups, their rows in total, the blocks of a row, the tile of columns, and
-two arguments of `tiles.store_sums`. Each is compiled alone; the kernels of products call it.
+The arguments are `(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns)`: the
+address of the first of `n_groups` groups, their rows in total, the blocks of a row, the tile of
+columns, two arguments of `tiles.store_sums`, and the columns of a counted tile. `results` is
+scratch memory of `RESULTS_BYTES`. Each is compiled alone; the kernels of products call it.
 Tested by tests/kernels/test_cpu_packed.py.
 """
 
@@ -14,35 +15,53 @@ from ....graph.types import GGMLType
 from ..compiler.jit import Kernel, family
 from ..simd.bytes import prefetch, zero_tile
 from ..simd.calls import inlined
-from ..simd.memory import load_bf16x16, load_f16x16, load_f32x16
+from ..simd.memory import (
+    load_bf16x16,
+    load_f16x16,
+    load_f32x16,
+    load_i64,
+    store_f32_part,
+    store_f32x16,
+)
+from ..simd.vectors import zero as zero_vector
 from . import unpacking_iq as _unpacking_iq  # noqa: F401 - declare their steps
 from .formats import FORMATS
 from .single import SINGLE_STEPS
 from .tiles import (
     COLUMN_BYTES,
+    MOST,
+    QUANTIZED_WIDTHS,
     ROWS,
+    SUM_BYTES,
     VALUES,
     WIDTHS,
     add_tiles,
+    counted_sums,
     float_products,
     group_products,
     integer_products,
     store_sums,
+    tile_type,
 )
 from .unpacking import AHEAD, STEPS
 
-MICRO_ARGS: Final = 7
+MICRO_ARGS: Final = 8
+_SUMS_AT: Final = -(-8 * MOST // 64) * 64  # offset of a counted tile's sums in scratch memory
+RESULTS_BYTES: Final = _SUMS_AT + SUM_BYTES * MOST
 WIDE: Final = 8  # columns from which on the loads of columns, not those of weights, are the limit
 
 
 @family
 def micro_kernel(type: GGMLType, width: int) -> Kernel:
     """The kernel for weights of this type and tiles of this width."""
-    assert width in WIDTHS, f"no tile has {width} columns"
+    form = FORMATS[type]
+    widths = WIDTHS if form.kind is None else QUANTIZED_WIDTHS
+    assert width in widths, f"no tile has {width} columns"
     if width == 1 and type in SINGLE_STEPS:
         run = _single_kernel(type)
-    elif FORMATS[type].kind is not None:
-        run = _integer_kernel(type, width)
+    elif form.kind is not None:
+        counted = tile_type(width) is counted_sums
+        run = (_counted_kernel if counted else _integer_kernel)(type, width)
     else:
         run = (_wide_float_kernel if width >= WIDE else _float_kernel)(type, width)
     run.__name__ = f"packed_{type.name.lower()}_x{width}"
@@ -50,14 +69,10 @@ def micro_kernel(type: GGMLType, width: int) -> Kernel:
 
 
 def _integer_kernel(type: GGMLType, width: int) -> Any:
-    form = FORMATS[type]
-    assert form.kind is not None, f"{type.name} is not quantized"
-    size = COLUMN_BYTES * width
-    multiply = integer_products(form.kind, width, small=form.offset < 128)
-    step, zero, store = STEPS[type](multiply, size), zero_tile(width), store_sums(width)
-    record, tile_bytes = form.record_bytes, size * (type.block_size // VALUES)
+    step, zero, store = _step(type, width), zero_tile(width), store_sums(width)
+    record, tile_bytes = FORMATS[type].record_bytes, COLUMN_BYTES * width * _blocks(type)
 
-    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
+    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
         p = weights
         for group in range(n_groups):
             sums, at = zero(), columns
@@ -72,10 +87,9 @@ def _integer_kernel(type: GGMLType, width: int) -> Any:
 
 def _single_kernel(type: GGMLType) -> Any:
     step, zero, store = SINGLE_STEPS[type], zero_tile(1), store_sums(1)
-    record = FORMATS[type].record_bytes
-    column_bytes = COLUMN_BYTES * (type.block_size // VALUES)
+    record, column_bytes = FORMATS[type].record_bytes, COLUMN_BYTES * _blocks(type)
 
-    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
+    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
         p = weights
         for group in range(n_groups):
             sum, at = zero()[0], columns
@@ -86,6 +100,40 @@ def _single_kernel(type: GGMLType) -> Any:
             store((sum,), results, offset + 4 * ROWS * group, n_rows - ROWS * group)
 
     return run
+
+
+def _counted_kernel(type: GGMLType, width: int) -> Any:
+    step = _step(type, width)
+    record, tile_bytes = FORMATS[type].record_bytes, COLUMN_BYTES * width * _blocks(type)
+
+    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
+        p, sums = weights, (results + _SUMS_AT, n_columns)
+        for group in range(n_groups):
+            for c in range(n_columns):
+                store_f32x16(sums[0] + SUM_BYTES * c, zero_vector())
+            at = columns
+            for _ in range(n_blocks):
+                sums = step(sums, p, at)
+                p += record
+                at += tile_bytes
+            to = offset + 4 * ROWS * group
+            for c in range(n_columns):
+                sum = load_f32x16(sums[0] + SUM_BYTES * c)
+                store_f32_part(load_i64(results + 8 * c) + to, sum, n_rows - ROWS * group)
+
+    return run
+
+
+def _step(type: GGMLType, width: int) -> Any:
+    form = FORMATS[type]
+    assert form.kind is not None, f"{type.name} is not quantized"
+    multiply = integer_products(form.kind, width, largest=form.largest)
+    return STEPS[type](multiply, COLUMN_BYTES * width)
+
+
+def _blocks(type: GGMLType) -> int:
+    """Blocks of columns for a block of weights."""
+    return type.block_size // VALUES
 
 
 _LOAD: Final = {
@@ -107,7 +155,7 @@ def _float_kernel(type: GGMLType, width: int) -> Any:
     load, record = _LOAD[type], FORMATS[type].record_bytes
     fetch = prefetch(2 * record)
 
-    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
+    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
         for group in range(n_groups):
             for first in range(0, width, part):
                 p, at, sums = weights, columns + 4 * first, zero()
@@ -130,7 +178,7 @@ def _wide_float_kernel(type: GGMLType, width: int) -> Any:
     pair, single = _float_groups(type, width, 2), _float_groups(type, width, 1)
     record = FORMATS[type].record_bytes
 
-    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
+    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
         size, group = record * n_blocks, 0
         while group < n_groups:
             rows, to = n_rows - ROWS * group, offset + 4 * ROWS * group

@@ -32,10 +32,18 @@ from ..simd.calls import inlined
 from ..simd.ints import call_at, copy_bytes
 from ..simd.memory import load_f32, load_i32, store_f32, store_i64
 from ..table import CpuCall, implements_packed, is_packed
-from .activations import column_bytes, prepared_columns, width_of
+from .activations import (
+    MISSING_FLOATS,
+    MISSING_QUANTIZED,
+    column_bytes,
+    filled,
+    n_missing,
+    prepared_columns,
+    width_of,
+)
 from .formats import FORMATS, Format, format_of
-from .micro import micro_kernel
-from .tiles import COLUMN_BYTES, COLUMN_WORDS, ROWS, VALUES, WIDTHS
+from .micro import RESULTS_BYTES, micro_kernel
+from .tiles import COLUMN_BYTES, QUANTIZED_WIDTHS, ROWS, VALUES, WIDTHS
 
 CHUNK_BYTES: Final = 1 << 17  # bytes of weights that stay in the second cache
 CHUNKS_PER_THREAD: Final = 4  # several, so that other threads wait only briefly for a slow one
@@ -45,15 +53,13 @@ MOST_AT_ONCE: Final = 32  # most groups of a chunk
 SMALL_WORK: Final = 1 << 18
 
 # parameters
-MICRO: Final = 0  # addresses of the micro-kernels, in the order of WIDTHS
-N_BLOCKS: Final = len(WIDTHS)  # blocks of a row of weights
+MICRO: Final = 0  # addresses of the micro-kernels, widest first
+N_BLOCKS: Final = max(len(WIDTHS), len(QUANTIZED_WIDTHS))  # blocks of a row of weights
 GROUP_BYTES: Final = N_BLOCKS + 1
 COLUMN: Final = GROUP_BYTES + 1  # bytes of a column in its tile
 IS_FLOAT: Final = COLUMN + 1
 EXPERT_BYTES: Final = IS_FLOAT + 1
 FINISH: Final = EXPERT_BYTES + 1  # of a MUL_MAT: the kernel that adds a bias, or 0
-
-RESULTS_BYTES: Final = 8 * WIDTHS[0]  # bytes of a thread's scratch: addresses of a tile's results
 
 
 @inlined
@@ -67,8 +73,12 @@ def chunk_of(p, n_groups, nth, most_bytes):
 @inlined
 def micro_of(p, width):
     i = 0
-    while WIDTHS[i] != width:
-        i += 1
+    if int_param(p, IS_FLOAT) != 0:
+        while WIDTHS[i] != width:
+            i += 1
+    else:
+        while QUANTIZED_WIDTHS[i] != width:
+            i += 1
     return int_param(p, MICRO + i)
 
 
@@ -79,18 +89,19 @@ def mul_mat_packed(p, ith, nth):
     n_groups = (n + ROWS - 1) // ROWS
     chunk = chunk_of(p, n_groups, nth, CHUNK_BYTES)
     n_chunks = (n_groups + chunk - 1) // chunk
-    results = work(p, ith)
+    results, is_float = work(p, ith), int_param(p, IS_FLOAT)
     item = take(p, n_chunks, nth)
     while item < n_chunks:
         group = item * chunk
         count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
         weights = data(p, 1) + group * int_param(p, GROUP_BYTES)
         while c < m:
-            width = width_of(m - c)
-            for i in range(width):
+            width = width_of(m - c, is_float)
+            n_columns = filled(m - c, width, is_float)
+            for i in range(n_columns):
                 store_i64(results + 8 * i, row(p, 0, min(c + i, m - 1)))
             rows, offset = n - ROWS * group, 4 * ROWS * group
-            args = (weights, count, rows, int_param(p, N_BLOCKS), tile, results, offset)
+            args = (weights, count, rows, int_param(p, N_BLOCKS), tile, results, offset, n_columns)
             call_at(micro_of(p, width), args)
             if int_param(p, FINISH) != 0:
                 for i in range(min(width, m - c)):
@@ -111,18 +122,27 @@ def gather_columns(p, ith, nth):
     begins = prepared(p, 0)
     pairs, columns = begins + 4 * (ne(p, 1, 2) + 1), prepared(p, 1)
     n_used, x, size = ne(p, 3, 0), ne(p, 2, 1), int_param(p, COLUMN)
+    is_float = int_param(p, IS_FLOAT)
     for e in range(ne(p, 1, 2)):
         at, end = load_i32(begins + 4 * e), load_i32(begins + 4 * e + 4)
         while at < end:
-            width, tile = width_of(end - at), shared_work(p) + (at + e) * size
-            for i in range(width):
+            width, tile = width_of(end - at, is_float), _tile_of(p, e, at)
+            for i in range(filled(end - at, width, is_float)):
                 pair = load_i32(pairs + 4 * min(at + i, end - 1))
                 column = columns + (pair // n_used * x + pair % n_used % x) * size
-                if int_param(p, IS_FLOAT) != 0:
+                if is_float != 0:
                     _place_floats(column, tile, i, width, ne(p, 1, 0), ith, nth)
                 else:
                     _place_blocks(column, tile, i, width, ne(p, 1, 0) // VALUES, ith, nth)
             at += width
+
+
+@inlined
+def _tile_of(p, e, at):
+    """The tile of expert `e` whose first column is the one of pair `at`. A tile of each expert may
+    lack columns."""
+    n_missing = MISSING_FLOATS if int_param(p, IS_FLOAT) != 0 else MISSING_QUANTIZED
+    return shared_work(p) + (at + e * n_missing) * int_param(p, COLUMN)
 
 
 @inlined
@@ -135,10 +155,7 @@ def _place_floats(column, tile, i, width, k, ith, nth):
 def _place_blocks(column, tile, i, width, n_blocks, ith, nth):
     for block in range(first_of(n_blocks, ith, nth), first_of(n_blocks, ith + 1, nth)):
         src, dst = column + COLUMN_BYTES * block, tile + COLUMN_BYTES * width * block
-        copy_bytes(dst + VALUES * i, src, VALUES)
-        for j in range(COLUMN_WORDS):
-            at = dst + VALUES * width + 4 * (width * j + i)
-            store_f32(at, load_f32(src + VALUES + 4 * j))
+        copy_bytes(dst + COLUMN_BYTES * i, src, COLUMN_BYTES)
 
 
 @kernel
@@ -153,6 +170,7 @@ def mul_mat_id_packed(p, ith, nth):
     pairs = begins + 4 * (ne(p, 1, 2) + 1)
     n_groups = (n + ROWS - 1) // ROWS
     chunk, results = chunk_of(p, n_groups, nth, CHUNK_BYTES), work(p, ith)
+    is_float = int_param(p, IS_FLOAT)
     for e in range(ne(p, 1, 2)):
         begin, end = load_i32(begins + 4 * e), load_i32(begins + 4 * e + 4)
         if begin == end:
@@ -162,14 +180,15 @@ def mul_mat_id_packed(p, ith, nth):
         for group in range(first_of(n_groups, ith, nth), last, chunk):
             at = begin
             while at < end:
-                width = width_of(end - at)
-                for i in range(width):
+                width = width_of(end - at, is_float)
+                n_columns = filled(end - at, width, is_float)
+                for i in range(n_columns):
                     pair = load_i32(pairs + 4 * min(at + i, end - 1))
                     store_i64(results + 8 * i, row_at(p, 0, pair % n_used, pair // n_used, 0))
                 w = weights + group * int_param(p, GROUP_BYTES)
-                tile = shared_work(p) + (at + e) * int_param(p, COLUMN)
+                tile = _tile_of(p, e, at)
                 count, rows, offset = min(chunk, last - group), n - ROWS * group, 4 * ROWS * group
-                args = (w, count, rows, int_param(p, N_BLOCKS), tile, results, offset)
+                args = (w, count, rows, int_param(p, N_BLOCKS), tile, results, offset, n_columns)
                 call_at(micro_of(p, width), args)
                 at += width
 
@@ -193,7 +212,9 @@ def product_params(form: Format, a: Tensor) -> list[Param]:
 
     Graphs of other sizes need other widths, so the first graph compiles or loads all of them.
     """
-    micro: list[Param] = [micro_kernel(a.type, width) for width in WIDTHS]
+    widths = WIDTHS if form.kind is None else QUANTIZED_WIDTHS
+    micro: list[Param] = [micro_kernel(a.type, width) for width in widths]
+    micro += [0] * (N_BLOCKS - len(widths))
     n_blocks = a.ne[0] // a.type.block_size
     group, column = n_blocks * form.record_bytes, column_bytes(form, a.ne[0])
     return [*micro, n_blocks, group, column, form.kind is None, form.bytes_of(a.ne[0], a.ne[1])]
@@ -222,8 +243,8 @@ def _mul_mat_id(node: Tensor) -> Sequence[CpuCall]:
     form, small = FORMATS[a.type], is_small(node)
     params, columns = product_params(form, a), prepared_columns(form, b, alone=True)
     sources = [groups_of_experts(node), columns]
-    # a tile of each expert may have a column more
-    scratch = (ids.n_elements + a.ne[2]) * column_bytes(form, a.ne[0])
+    # a tile of each expert may lack columns
+    scratch = (ids.n_elements + a.ne[2] * n_missing(form)) * column_bytes(form, a.ne[0])
     return [
         CpuCall(gather_columns, params, small, scratch=scratch, prepared=sources),
         CpuCall(mul_mat_id_packed, params, small, RESULTS_BYTES, scratch, prepared=sources[:1]),

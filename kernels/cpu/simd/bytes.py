@@ -1,8 +1,7 @@
-"""Vector functions of integer products: vectors of 64 bytes, their dot products, and tiles.
+"""Vector functions of integer products: vectors of 64 bytes, and tiles.
 
-`i8x64` is LLVM's `<64 x i8>`. `emit_dot4` multiplies unsigned bytes by signed ones and adds each
-four adjacent products to a 32-bit lane. It is exact on every processor; some have one instruction.
-A tile is a tuple of vectors of floats, one for each column. Knows no block formats.
+`i8x64` is LLVM's `<64 x i8>`. A tile is a tuple of vectors of floats, one for each column. Knows no
+block formats, and no products of bytes: those are in byte_dots.py.
 Tested by tests/kernels/test_cpu_simd_bytes.py.
 """
 
@@ -39,28 +38,6 @@ def _load(b: Any, address: Any, type: Any) -> Any:
     return b.load(pointer_to(b, address, type), align=1)
 
 
-def spread(b: Any, scalar: Any, type: Any) -> Any:
-    """A scalar in all lanes of a vector type."""
-    undefined = ir.Constant(type, ir.Undefined)
-    one = b.insert_element(undefined, scalar, _I32(0))
-    return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, type.count), None))
-
-
-def spread_word(b: Any, address: Any, offset: int) -> Any:
-    """The 4 bytes at `address + offset`, in all 16 lanes."""
-    at = b.gep(pointer_to(b, address, _I8), [_I64(offset)])
-    word = b.load(b.bitcast(at, _I32.as_pointer()), align=1)
-    return spread(b, word, _V_I32)
-
-
-def spread_float(b: Any, address: Any, offset: int) -> Any:
-    """The float at `address + offset`, in all 16 lanes."""
-    return b.bitcast(spread_word(b, address, offset), _V_F32)
-
-
-# --- dot products of bytes ---
-
-
 def parts_of(b: Any, v: Any, n: int) -> list[Any]:
     """The parts of `n` lanes of a vector."""
     undefined = ir.Constant(v.type, ir.Undefined)
@@ -82,96 +59,23 @@ def joined(b: Any, parts: list[Any]) -> Any:
     return parts[0]
 
 
-def _dot4_vnni_512(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    return call(b, "llvm.x86.avx512.vpdpbusd.512", _V_I32, acc, u, s)
+def spread(b: Any, scalar: Any, type: Any) -> Any:
+    """A scalar in all lanes of a vector type."""
+    undefined = ir.Constant(type, ir.Undefined)
+    one = b.insert_element(undefined, scalar, _I32(0))
+    return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, type.count), None))
 
 
-def _dot4_vnni_256(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    kind = ir.VectorType(_I32, 8)
-    accs, us, ss = parts_of(b, acc, 8), parts_of(b, u, 32), parts_of(b, s, 32)
-    name = "llvm.x86.avx512.vpdpbusd.256"
-    return joined(b, [call(b, name, kind, *part) for part in zip(accs, us, ss, strict=True)])
+def spread_word(b: Any, address: Any, offset: int, n: int = 16) -> Any:
+    """The 4 bytes at `address + offset`, in all `n` lanes."""
+    at = b.gep(pointer_to(b, address, _I8), [_I64(offset)])
+    word = b.load(b.bitcast(at, _I32.as_pointer()), align=1)
+    return spread(b, word, ir.VectorType(_I32, n))
 
 
-def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    """Uses i8mm if there is one; else multiplies u - 128, and adds 128 times the sum of s."""
-    kind = ir.VectorType(_I32, 4)
-    accs, us, ss = parts_of(b, acc, 4), parts_of(b, u, 16), parts_of(b, s, 16)
-    if has_feature("i8mm"):
-        name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
-        return joined(b, [call(b, name, kind, *p) for p in zip(accs, us, ss, strict=True)])
-    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-    bytes16 = ir.VectorType(_I8, 16)
-    result = []
-    for a, x, y in zip(accs, us, ss, strict=True):
-        moved = b.xor(x, _all(bytes16, -128))
-        once = call(b, name, kind, a, _all(bytes16, 64), y)
-        twice = call(b, name, kind, once, _all(bytes16, 64), y)
-        result.append(call(b, name, kind, twice, moved, y))
-    return joined(b, result)
-
-
-def _dot4_pairs(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    """Even and odd bytes as 16-bit numbers. The sum of two products is exact in 32 bits."""
-    u, s = b.bitcast(u, _V_I16), b.bitcast(s, _V_I16)
-    eight = _all(_V_I16, 8)
-    even = _multiply_pairs(b, b.and_(u, _all(_V_I16, 255)), b.ashr(b.shl(s, eight), eight))
-    odd = _multiply_pairs(b, b.lshr(u, eight), b.ashr(s, eight))
-    return b.add(acc, b.add(even, odd))
-
-
-def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
-    """The sums of two adjacent products of 16-bit numbers. LLVM makes one instruction of it."""
-    if has_feature("avx512bw"):
-        return call(b, "llvm.x86.avx512.pmaddw.d.512", _V_I32, x, y)
-    if has_feature("avx2"):
-        kind = ir.VectorType(_I32, 8)
-        parts = zip(parts_of(b, x, 16), parts_of(b, y, 16), strict=True)
-        return joined(b, [call(b, "llvm.x86.avx2.pmadd.wd", kind, *p) for p in parts])
-    wide = ir.VectorType(_I32, 32)
-    product = b.mul(b.sext(x, wide), b.sext(y, wide))
-    undefined = ir.Constant(wide, ir.Undefined)
-    even, odd = (
-        b.shuffle_vector(product, undefined, ir.Constant(_V_I32, list(range(first, 32, 2))))
-        for first in (0, 1)
-    )
-    return b.add(even, odd)
-
-
-def _dot4_saturated(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    """Like _dot4_pairs, but faster. Exact if u is at most 127: then two products fit 16 bits."""
-    return b.add(acc, sums_of_pairs(b, multiply_bytes(b, u, s)))
-
-
-def multiply_bytes(b: Any, u: Any, s: Any) -> Any:
-    """The sums of two adjacent products of bytes in 16 bits. They must fit. Needs AVX2."""
-    wide = has_feature("avx512bw")
-    n, name = (64, "avx512.pmaddubs.w.512") if wide else (32, "avx2.pmadd.ub.sw")
-    kind = ir.VectorType(_I16, n // 2)
-    parts = zip(parts_of(b, u, n), parts_of(b, s, n), strict=True)
-    return joined(b, [call(b, f"llvm.x86.{name}", kind, *part) for part in parts])
-
-
-def sums_of_pairs(b: Any, pairs: Any) -> Any:
-    """The sums of two adjacent 16-bit numbers, in 32 bits."""
-    return _multiply_pairs(b, pairs, _all(_V_I16, 1))
-
-
-def _choose_dot4() -> Any:
-    if has_feature("avx512vnni"):
-        return _dot4_vnni_512
-    if has_feature("avxvnni"):
-        return _dot4_vnni_256
-    if has_feature("dotprod"):
-        return _dot4_neon
-    return _dot4_pairs
-
-
-emit_dot4: Final = _choose_dot4()
-# for unsigned bytes of at most 127
-emit_dot4_small: Final = (
-    _dot4_saturated if emit_dot4 is _dot4_pairs and has_feature("avx2") else emit_dot4
-)
+def spread_float(b: Any, address: Any, offset: int, n: int = 16) -> Any:
+    """The float at `address + offset`, in all `n` lanes."""
+    return b.bitcast(spread_word(b, address, offset, n), ir.VectorType(ir.FloatType(), n))
 
 
 def prefetch(n_bytes: int) -> Any:
@@ -363,11 +267,11 @@ def unpack(b: Any, value: Any) -> list[Any]:
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once."""
-    return call(b, "llvm.fma.v16f32", _V_F32, x, y, z)
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
 def to_float(b: Any, v: Any) -> Any:
-    return b.sitofp(v, _V_F32)
+    return b.sitofp(v, ir.VectorType(ir.FloatType(), v.type.count))
 
 
 def store_rows(b: Any, values: list[Any], addresses: list[Any], n: Any) -> None:

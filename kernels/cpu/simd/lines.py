@@ -17,18 +17,8 @@ from llvmlite import ir
 
 from ..compiler.isa import has_feature
 from . import types
-from .bytes import (
-    BYTES,
-    emit_dot4,
-    emit_dot4_small,
-    emit_nibble,
-    joined,
-    multiply_bytes,
-    pack,
-    parts_of,
-    spread_word,
-    sums_of_pairs,
-)
+from .byte_dots import HAS_PAIRS, emit_dot4, multiply_bytes, sums_of_pairs, with_sign
+from .bytes import BYTES, emit_nibble, joined, pack, parts_of, spread_word
 from .ints import call, i32x16
 from .vectors import f32x16, pointer_to, vector_function
 
@@ -43,10 +33,8 @@ _V_I8, _V_I16, _V_I32 = (ir.VectorType(t, n) for t, n in ((_I8, 64), (_I16, 32),
 _REGISTER: Final = 64 if has_feature("avx512f") else 32 if has_feature("avx2") else 16
 _CONSTRAINT: Final = "=w,0" if has_feature("neon") else "=v,0" if _REGISTER == 64 else "=x,0"
 
-# products of pairs have 16 bits, so that several can be added before they become wider
-_HAS_PAIRS: Final = emit_dot4_small is not emit_dot4
 # bytes have signs: products multiply sizes, and move the sign to the other factor
-_HAS_SIGNS: Final = _HAS_PAIRS and _REGISTER == 32
+_HAS_SIGNS: Final = HAS_PAIRS and _REGISTER == 32
 
 
 class Line:
@@ -173,8 +161,10 @@ class _Sum:
         self._changed = True
         if self._has_signs:
             size = call(self._b, "llvm.abs.v64i8", _V_I8, u, ir.IntType(1)(0))
-            self._add(sums_of_pairs(self._b, multiply_bytes(self._b, size, _signed(self._b, s, u))))
-        elif _HAS_PAIRS and self._most > 0:
+            self._add(
+                sums_of_pairs(self._b, multiply_bytes(self._b, size, with_sign(self._b, s, u)))
+            )
+        elif HAS_PAIRS and self._most > 0:
             pairs = multiply_bytes(self._b, u, s)
             self._pairs = self._b.add(self._pairs, pairs) if self._n else pairs
             self._n += 1
@@ -203,10 +193,3 @@ class _Sum:
 
     def _add(self, v: Any) -> None:
         self._sums = [self._b.add(self._sums[0], v) if self._sums else v]
-
-
-def _signed(b: Any, s: Any, u: Any) -> Any:
-    """s times the sign of u."""
-    kind = ir.VectorType(_I8, 32)
-    pairs = zip(parts_of(b, s, 32), parts_of(b, u, 32), strict=True)
-    return joined(b, [call(b, "llvm.x86.avx2.psign.b", kind, x, y) for x, y in pairs])

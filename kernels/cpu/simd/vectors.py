@@ -7,7 +7,8 @@ with AVX-512, AVX2 and plain x86-64). Tested by tests/kernels/test_cpu_simd_vect
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from llvmlite import ir
@@ -70,6 +71,21 @@ def pair_of(b: Any, first: Any, second: Any) -> Any:
     """Two vectors as the value of a Numba tuple."""
     pair = ir.Constant(ir.ArrayType(_V_F32, 2), ir.Undefined)
     return b.insert_value(b.insert_value(pair, first, 0), second, 1)
+
+
+@contextmanager
+def counted_loop(b: Any, n: Any) -> Iterator[Any]:
+    """A loop around the code that is emitted within. Gives the index: 0 to n - 1; n is above 0."""
+    before, body, after = b.block, b.append_basic_block(), b.append_basic_block()
+    b.branch(body)
+    b.position_at_end(body)
+    index = b.phi(n.type)
+    index.add_incoming(n.type(0), before)
+    yield index
+    following = b.add(index, n.type(1))
+    index.add_incoming(following, b.block)
+    b.cbranch(b.icmp_signed("<", following, n), body, after)
+    b.position_at_end(after)
 
 
 # --- arithmetic ---
