@@ -24,6 +24,7 @@ from ...model.guide import Compiler, Matcher
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
 from ..params import EngineParams
+from . import policy
 from .counters import Counters
 from .job import Job
 from .queue import Call, JobQueue
@@ -55,6 +56,7 @@ class Engine:
         self.compiler = Compiler(vocab)
         self._runner = Runner(context, vocab, self._queue, n_parallel, params.max_itl)
         self._worker = Worker("lamella-engine", self._run)
+        self._when_stepped: list[Callable[[], None]] = []
 
     @property
     def n_ctx(self) -> int:
@@ -115,6 +117,17 @@ class Engine:
         """
         self._queue.cancel(ticket)
 
+    def pause(self, ticket: Ticket) -> None:
+        """Give a job no more tokens until `resume`: at most one more comes.
+
+        A paused job keeps its pages and its place until another job needs them.
+        """
+        self._queue.pause(ticket)
+
+    def resume(self, ticket: Ticket) -> None:
+        """End the pause of a job. Does nothing if it is not paused."""
+        self._queue.resume(ticket)
+
     def end_thinking(self, ticket: Ticket) -> bool:
         """End the reasoning of a job at its next token. Return False if the job has ended or its
         reasoning is over."""
@@ -148,7 +161,11 @@ class Engine:
 
     def close(self) -> None:
         """Cancel all jobs, and stop the thread after the running step. May be called twice."""
-        self._worker.end(self._queue.close, self._runner.drain)
+        self._worker.end(self._queue.close, self._drain)
+
+    def when_stepped(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the engine's thread after each step, when all sinks have its news."""
+        self._when_stepped.append(callback)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` when no step can run any more: now, or on the engine's thread after its
@@ -198,10 +215,19 @@ class Engine:
         """The thread."""
         runner = self._runner
         try:
-            while self._queue.wait_for_work(is_idle=not runner.running):
+            while self._queue.wait_for_work(is_idle=not policy.has_work(runner.running)):
                 try:
                     runner.step()
                 except Exception as e:  # a bug of ours: the running jobs fail, the engine continues
                     runner.fail_all(e)
+                self._stepped()
         finally:
-            runner.drain()
+            self._drain()
+
+    def _stepped(self) -> None:
+        for callback in self._when_stepped:
+            callback()
+
+    def _drain(self) -> None:
+        self._runner.drain()
+        self._stepped()

@@ -33,6 +33,10 @@ class JobState(Protocol):
         """True if the job has ended: finished, failed or cancelled."""
 
     @property
+    def paused(self) -> bool:
+        """True if the job gets no tokens for now. Its prompt is evaluated nevertheless."""
+
+    @property
     def params(self) -> GenerationParams:
         """How the job runs."""
 
@@ -90,9 +94,19 @@ def shared_length(n_shared: int, fits: bool, page_size: int) -> int:
 
 
 def victim(running: Sequence[State]) -> State:
-    """The job to preempt when the pool is full: the youngest. `running` is ordered by age, oldest
-    first."""
-    return running[-1]
+    """The job to preempt when the pool is full: the youngest paused one, else the youngest.
+    `running` is ordered by age, oldest first."""
+    return paused_victim(running) or running[-1]
+
+
+def paused_victim(running: Sequence[State]) -> State | None:
+    """The job that leaves for a waiting one: the youngest paused one; None if none is paused."""
+    return next((job for job in reversed(running) if job.paused), None)
+
+
+def has_work(running: Iterable[JobState]) -> bool:
+    """True if the next step has tokens: not all jobs are paused."""
+    return any(not (job.paused and job.decoding) for job in running)
 
 
 # --- a step ---
@@ -100,7 +114,7 @@ def victim(running: Sequence[State]) -> State:
 
 def decoding(running: Iterable[State]) -> list[State]:
     """The jobs that get one token in this step, oldest first."""
-    return [job for job in running if job.decoding]
+    return [job for job in running if job.decoding and not job.paused]
 
 
 def prompt_chunks(running: Iterable[State], budget: int) -> list[tuple[State, int]]:

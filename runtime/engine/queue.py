@@ -26,7 +26,7 @@ class Call(NamedTuple):
 class JobQueue:
     """Waiting jobs, first come first served, and other work for the engine's thread.
 
-    Its lock also guards `settled` of every ticket.
+    Its lock also guards `settled` and `paused` of every ticket.
     """
 
     def __init__(self, max_waiting: int) -> None:
@@ -36,6 +36,7 @@ class JobQueue:
         self._waiting: deque[Ticket] = deque()
         self._cancelled: list[Ticket] = []
         self._calls: list[Call] = []
+        self._resumed = False  # since the thread began to wait
 
     def __len__(self) -> int:
         """Number of jobs that wait for their turn, or for pages."""
@@ -70,7 +71,20 @@ class JobQueue:
         with self._changed:
             if not ticket.settled:
                 ticket.settled = True
-                self._cancelled.append(ticket)  # no notify: this job keeps the thread awake
+                self._cancelled.append(ticket)
+                self._changed.notify()  # if it is paused, the thread may wait
+
+    def pause(self, ticket: Ticket) -> None:
+        """Give a job no more tokens until `resume`."""
+        with self._changed:
+            ticket.paused = True
+
+    def resume(self, ticket: Ticket) -> None:
+        """End the pause of a job."""
+        with self._changed:
+            ticket.paused = False
+            self._resumed = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Accept nothing more, and wake the thread."""
@@ -84,22 +98,26 @@ class JobQueue:
         """If the engine is idle, wait for work. Return False if the queue is closed."""
         if is_idle:
             with self._changed:
-                while not (self._waiting or self._calls or self.closed):
-                    self._changed.wait()
+                self._changed.wait_for(self._has_work)
+                self._resumed = False
         return not self.closed
+
+    def _has_work(self) -> bool:
+        return bool(self._calls or self._cancelled or self._resumed or self.closed or self.first())
 
     def has_changes(self) -> bool:
         """True if there is work besides the running jobs."""
         return bool(self._waiting or self._cancelled or self._calls)
 
     def first(self) -> Ticket | None:
-        """The job at the front, None if no job waits."""
-        return self._waiting[0] if self._waiting else None
-
-    def take_first(self) -> None:
-        """Remove the job at the front."""
+        """The first job that is not paused; None if there is none."""
         with self._changed:
-            self._waiting.popleft()
+            return next((ticket for ticket in self._waiting if not ticket.paused), None)
+
+    def take(self, ticket: Ticket) -> None:
+        """Remove a waiting job."""
+        with self._changed:
+            self._waiting.remove(ticket)
 
     def put_back(self, ticket: Ticket) -> None:
         """Put a preempted job in front of all others."""

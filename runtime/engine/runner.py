@@ -165,12 +165,11 @@ class Runner:
         """Start jobs from the front of the queue.
 
         A job takes all pages of its prompt at once, except in pools with windows: these have pages
-        for every step of `n_parallel` jobs.
+        for every step of `n_parallel` jobs. Paused jobs leave if their places or pages are needed.
         """
         context, size = self._context, self._context.pool.page_size
-        while len(self.running) < self._n_parallel:
-            ticket = self._queue.first()
-            if ticket is None:
+        while (ticket := self._queue.first()) is not None:
+            if len(self.running) >= self._n_parallel and not self._displace_paused():
                 return
             if not self._is_prepared(ticket):
                 return
@@ -179,17 +178,26 @@ class Runner:
             fits = seq.can_append(n_new + 1)
             if policy.must_wait(ticket, seq.length, fits, self.running, size):
                 seq.free()
+                if not fits and self._displace_paused():
+                    continue
                 return
             if self._in_flight and seq.last_is_shared:
                 seq.free()
                 self._synchronize()  # work in flight may write the page to be copied
                 continue  # if it failed, the shared prefix is shorter now
-            self._queue.take_first()
+            self._queue.take(ticket)
             self.running.append(ticket)
             ticket.enter(seq, time.perf_counter(), self.n_ctx)
             if self.prefixes.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
             self._guard(ticket, partial(context.append, seq, n_new))
+
+    def _displace_paused(self) -> bool:
+        """Preempt a paused job. Return False if there is none."""
+        ticket = policy.paused_victim(self.running)
+        if ticket is not None:
+            self._preempt(ticket)
+        return ticket is not None
 
     def _is_prepared(self, ticket: Ticket) -> bool:
         """True if the grammar of a job is compiled. Otherwise a thread compiles it, and running
@@ -200,7 +208,7 @@ class Runner:
         if self._compiling is None or self._compiling[0] is not matcher:
             self._compiling = matcher, self._compiler.submit(matcher.prepare)
         done = self._compiling[1]
-        if not self.running:
+        if not policy.has_work(self.running):
             wait([done])
         return done.done()
 

@@ -16,7 +16,8 @@ from .thinking import ThinkingTracker
 class Ticket:
     """A submitted job. For callers of the engine it is opaque: they pass it to `Engine.cancel`.
 
-    All fields belong to the engine's thread, except `settled`, which the queue's lock guards.
+    All fields belong to the engine's thread, except `settled` and `paused`, which the queue's lock
+    guards.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Ticket:
         "n_prompt",
         "n_top",
         "params",
+        "paused",
         "post_sampling_probs",
         "sampler",
         "seq",
@@ -73,6 +75,7 @@ class Ticket:
         self.has_new_line = False
         self.truncated = False
         self.settled = False  # finished, failed or cancelled
+        self.paused = False  # gets no tokens, as nobody takes them
         # time.perf_counter at the first chunk, the first token and the end; 0: not yet
         self.t_start = self.t_first = self.t_end = 0.0
 

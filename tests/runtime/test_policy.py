@@ -21,6 +21,7 @@ class State:
     n_done: int = 0
     decoding: bool = False
     settled: bool = False
+    paused: bool = False
     params: GenerationParams = GenerationParams()
 
 
