@@ -1,8 +1,11 @@
 """The bridge between a request's coroutine and the engine's thread.
 
 One request may generate several texts. `Bridge` holds their tickets, passes the engine's events to
-the event loop, and cancels unfinished work when it is closed. The engine never waits for a client:
-events collect in a mailbox, at most one per token of the context, and are read together.
+the event loop, and cancels unfinished work when it is closed. Events collect in a mailbox and are
+read together. `Deliveries` wakes the loop once per step of the engine, for all bridges.
+
+The engine never waits for a client. If a mailbox is full, as the client does not read, the texts
+of this request pause: the engine gives them no tokens until the mailbox is nearly empty.
 Tested by tests/server/test_http_bridge.py and test_http_disconnect.py.
 """
 
@@ -12,11 +15,11 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..base.errors import LamellaError
 from ..model.chat.message import ChatMessage, Delta
@@ -29,6 +32,7 @@ from ..runtime.text import Piece, TextSink, TokenProbs
 from .tasks import GenerationTask
 
 N_EVENTS_MAX: Final = 32  # events that one read returns
+N_UNREAD_MAX: Final = 64  # events of a choice in the mailbox; then it pauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +46,12 @@ class Progress:
 Event = Progress | Piece | Result
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceEvent:
-    """An event of one choice; `t` is its `time.perf_counter`."""
+class ChoiceEvent(NamedTuple):
+    """An event of the choice with this index; `t` is its `time.perf_counter`."""
 
-    index: int
+    choice: int
     event: Event | LamellaError
-    t: float = field(default_factory=time.perf_counter)
+    t: float
 
 
 @dataclass(slots=True)
@@ -77,20 +80,17 @@ class Choice:
     def add(self, event: Event, t: float) -> list[Delta]:
         """Update the state with an event. Return what it adds to the answer of a chat."""
         self.t_last = t
-        deltas: list[Delta] = []
-        match event:
-            case Piece():
-                self.t_first = self.t_first or t
-                self.texts.append(event.text)
-                self.tokens += event.tokens
+        if type(event) is Piece:
+            self.t_first = self.t_first or t
+            self.texts.append(event.text)
+            self.tokens += event.tokens
+            if event.probs:
                 self.probs += event.probs
-                if self.parser is not None:
-                    deltas = self.parser.push(event.text)
-            case Result():
-                self.result = event
-                if self.parser is not None:
-                    deltas = self.parser.finish()
-        return deltas
+            return [] if self.parser is None else self.parser.push(event.text)
+        if type(event) is Result:
+            self.result = event
+            return [] if self.parser is None else self.parser.finish()
+        return []
 
     @property
     def message(self) -> ChatMessage:
@@ -124,16 +124,71 @@ class Choice:
         )
 
 
-class Bridge:
-    """The bridge of one request. Create it in the event loop; `submit` may run in any thread."""
+def are_finished(choices: Sequence[Choice]) -> bool:
+    """True if all texts have ended."""
+    return all(choice.result is not None for choice in choices)
+
+
+def apply_events(
+    events: Sequence[ChoiceEvent], choices: Sequence[Choice]
+) -> Iterator[tuple[Choice, Event, list[Delta]]]:
+    """Update the choices with events, in order. Yield each event after its choice is updated, and
+    what it adds to the answer of a chat.
+
+    Raises:
+        LamellaError: a generation failed, so the request fails.
+    """
+    for index, event, t in events:
+        if isinstance(event, LamellaError):
+            raise event
+        choice = choices[index]
+        yield choice, event, choice.add(event, t)
+
+
+class Deliveries:
+    """Wakes the event loop once per step of an engine, for all bridges with new events.
+
+    Create it in the event loop, once for each engine.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.n_wake_ups = 0
         self._loop = asyncio.get_running_loop()
+        self._posted: dict[Bridge, None] = {}  # in this step; belongs to the engine's thread
+        engine.when_stepped(self._send)
+
+    def post(self, bridge: Bridge) -> None:
+        """Wake a bridge after this step. Runs on the engine's thread."""
+        self._posted[bridge] = None
+
+    def _send(self) -> None:
+        if self._posted:
+            posted, self._posted = self._posted, {}
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+                self._loop.call_soon_threadsafe(self._deliver, posted)
+
+    def _deliver(self, bridges: dict[Bridge, None]) -> None:
+        self.n_wake_ups += 1
+        for bridge in bridges:
+            bridge.on_events()
+
+
+class Bridge:
+    """The bridge of one request. Create it in the event loop; `submit` may run in any thread.
+
+    Attributes:
+        on_events: called in the event loop when there may be new events; must not raise.
+    """
+
+    def __init__(self, engine: Engine, deliveries: Deliveries) -> None:
+        self.on_events: Callable[[], None] = self._wake
+        self._engine = engine
+        self._deliveries = deliveries
+        self._waiter: asyncio.Future[None] | None = None
         self._mailbox: deque[ChoiceEvent] = deque()
-        self._arrived = asyncio.Event()
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._tickets: list[Ticket] = []
+        self._paused: list[Ticket] = []
         self._closed = False
 
     def submit(self, choices: Sequence[Choice], task: GenerationTask) -> None:
@@ -187,24 +242,57 @@ class Bridge:
         try:
             async with asyncio.timeout(timeout):
                 while not self._mailbox:  # an earlier call may have read the event already
-                    await self._arrived.wait()
-                    self._arrived.clear()
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
         except TimeoutError:
             return []
-        return self._take()
+        return self.take()
 
-    def _take(self) -> list[ChoiceEvent]:
-        """Remove and return the next events: only a few, to keep the event loop responsive.
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> list[ChoiceEvent]:
+        """Remove and return the next events, which may be none: only a few, to keep the event loop
+        responsive.
 
         An error comes alone, so that the events before it are handled first.
         """
+        mailbox = self._mailbox
         taken: list[ChoiceEvent] = []
-        while self._mailbox:
-            is_error = isinstance(self._mailbox[0].event, LamellaError)
-            if len(taken) == N_EVENTS_MAX or (taken and is_error):
+        while mailbox and len(taken) < N_EVENTS_MAX:
+            if taken and isinstance(mailbox[0].event, LamellaError):
                 break
-            taken.append(self._mailbox.popleft())
+            taken.append(mailbox.popleft())
+        if self._paused:
+            self._resume_if_read()
         return taken
+
+    @property
+    def has_events(self) -> bool:
+        """True if `take` returns events."""
+        return bool(self._mailbox)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._mailbox) >= N_UNREAD_MAX * len(self._tickets)
+
+    def _resume_if_read(self) -> None:
+        with self._lock:
+            if 2 * len(self._mailbox) <= N_UNREAD_MAX * len(self._tickets):
+                paused, self._paused = self._paused, []
+                for ticket in paused:
+                    self._engine.resume(ticket)
+
+    def _pause(self, index: int) -> None:
+        """Pause a choice. Runs on the engine's thread."""
+        with self._lock:
+            # `submit` may not have seen the ticket yet; a later event pauses it then
+            if index < len(self._tickets) and self._tickets[index] not in self._paused:
+                self._paused.append(self._tickets[index])
+                self._engine.pause(self._tickets[index])
+        if self._paused and not self._is_full:  # the loop has read before it could know
+            self._resume_if_read()
 
     def _add_ticket(self, ticket: Ticket) -> None:
         with self._lock:
@@ -222,6 +310,7 @@ class Bridge:
 
     def _post(self, index: int, event: Event | LamellaError) -> None:
         """Put an event into the mailbox. Runs on the engine's thread."""
-        self._mailbox.append(ChoiceEvent(index, event))
-        with suppress(RuntimeError):  # the loop is closed: the server has stopped
-            self._loop.call_soon_threadsafe(self._arrived.set)
+        self._mailbox.append(ChoiceEvent(index, event, time.perf_counter()))
+        self._deliveries.post(self)
+        if self._is_full:
+            self._pause(index)

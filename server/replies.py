@@ -1,8 +1,8 @@
 """The shapes of replies to generating requests: native and OpenAI completion.
 
 Field names are llama-server's (tools/server/server-task.cpp, to_json of the results). A `Replies`
-turns choices and their events into JSON values. Knows no socket and no framing of streams.
-Chats are in replies_chat.py.
+turns choices and their events into JSON values, and those into the bytes of streams: most come
+from templates. Knows no socket. Chats are in replies_chat.py.
 Tested by tests/server/test_http_completion.py, test_http_stream.py and test_http_openai.py.
 """
 
@@ -12,10 +12,10 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from ..model.chat.message import Delta
 from ..runtime.engine.job import Result
@@ -24,6 +24,7 @@ from ..runtime.params import RequestParams
 from ..runtime.text import Piece, TokenProb, TokenProbs
 from .bridge import Choice, Event, Progress
 from .schema import GenerationBody
+from .sse import GAP, PING, Template, event_bytes, json_text, numbers_text
 from .tasks import GenerationTask
 
 SYSTEM_FINGERPRINT: Final = f"lamella-{version('lamella')}"
@@ -56,6 +57,19 @@ class Replies(ABC):
         """A chunk while there is no other; None: a comment."""
         return None
 
+    def ping_bytes(self) -> bytes:
+        """The bytes of `ping`."""
+        ping = self.ping()
+        return PING if ping is None else self.bytes_of([ping])
+
+    def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
+        """The bytes of `chunks`. APIs have templates of those that are frequent."""
+        return self.bytes_of(self.chunks(choice, event, deltas))
+
+    def bytes_of(self, chunks: Iterable[Json]) -> bytes:
+        """The bytes of chunks of a stream."""
+        return b"".join(event_bytes(chunk, is_named=self.names_events) for chunk in chunks)
+
     @abstractmethod
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
         """The chunks of a stream for `event`, which `choice` already contains.
@@ -78,6 +92,10 @@ class Replies(ABC):
     @abstractmethod
     def whole(self) -> Json | list[Json]:
         """The reply without a stream, after all choices are finished."""
+
+    def is_plain(self, event: Event) -> TypeGuard[Piece]:
+        """True for a piece of text without probabilities and timings: most events."""
+        return type(event) is Piece and not event.probs and not self.body.timings_per_token
 
     def extras(self, choice: Choice, event: Event) -> Json:
         """Optional fields of any chunk."""
@@ -122,26 +140,41 @@ class NativeReplies(Replies):
         super().__init__(model, task, choices)
         # the last chunks repeat them
         self.prompts = [model.vocab.detokenize(prompt, special=True) for prompt in task.prompts]
+        self._templates: dict[int, Template] = {}  # of a piece of each choice
 
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
         """See `Replies.chunks`."""
         if isinstance(event, Result):
             yield self._final(choice, event, streamed=True)
             return
-        chunk: Json = {
+        text, tokens = "", []
+        if isinstance(event, Piece):
+            text, tokens = event.text, list(event.tokens)
+        chunk = self._piece(choice, text, tokens, len(choice.tokens))
+        if isinstance(event, Piece) and event.probs:
+            chunk["completion_probabilities"] = self.probs(event.probs)
+        yield chunk | self.extras(choice, event)
+
+    def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
+        """See `Replies.frames`."""
+        if not self.is_plain(event):
+            return super().frames(choice, event, deltas)
+        template = self._templates.get(choice.index)
+        if template is None:
+            template = Template(self._piece(choice, GAP, GAP, GAP))
+            self._templates[choice.index] = template
+        return template.fill(json_text(event.text), numbers_text(event.tokens), len(choice.tokens))
+
+    def _piece(self, choice: Choice, text: Any, tokens: Any, n_predicted: Any) -> Json:
+        return {
             "index": choice.index,
-            "content": "",
-            "tokens": [],
+            "content": text,
+            "tokens": tokens,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": len(choice.tokens),
+            "tokens_predicted": n_predicted,
             "tokens_evaluated": choice.n_prompt,
         }
-        if isinstance(event, Piece):
-            chunk |= {"content": event.text, "tokens": list(event.tokens)}
-            if event.probs:
-                chunk["completion_probabilities"] = self.probs(event.probs)
-        yield chunk | self.extras(choice, event)
 
     def last_chunks(self) -> Iterator[Json]:
         """See `Replies.last_chunks`."""
@@ -245,6 +278,10 @@ class CompletionReplies(OpenAIReplies):
 
     object_whole = object_chunk = "text_completion"
 
+    def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
+        super().__init__(model, task, choices)
+        self._templates: dict[int, Template] = {}  # of a piece of each choice
+
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
         """See `Replies.chunks`."""
         if isinstance(event, Result):
@@ -254,6 +291,17 @@ class CompletionReplies(OpenAIReplies):
         text, probs = (event.text, event.probs) if isinstance(event, Piece) else ("", ())
         going = self._choice(choice, text, probs, None)
         yield self.envelope([going], chunk=True) | self.extras(choice, event)
+
+    def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
+        """See `Replies.frames`."""
+        if not self.is_plain(event):
+            return super().frames(choice, event, deltas)
+        template = self._templates.get(choice.index)
+        if template is None:
+            going = self._choice(choice, GAP, (), None)
+            template = Template(self.envelope([going], chunk=True))
+            self._templates[choice.index] = template
+        return template.fill(json_text(event.text))
 
     def finished(self, choice: Choice) -> Json:
         """See `OpenAIReplies.finished`."""

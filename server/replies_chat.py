@@ -23,6 +23,7 @@ from ..runtime.text import Piece
 from .bridge import Choice, Event
 from .replies import Json, OpenAIReplies
 from .schema_chat import ChatBody
+from .sse import GAP, Template, json_text
 from .tasks import GenerationTask
 
 
@@ -35,6 +36,8 @@ class ChatReplies(OpenAIReplies):
         super().__init__(model, task, choices)
         assert isinstance(task.body, ChatBody)
         self._has_functions = task.body.has_functions
+        # of a delta of each choice that is a text
+        self._templates: dict[tuple[int, type[Delta]], Template] = {}
 
     def first_chunks(self) -> Iterator[Json]:
         """See `Replies.first_chunks`: the role of each choice."""
@@ -56,6 +59,23 @@ class ChatReplies(OpenAIReplies):
         if isinstance(event, Result):
             ended = {"finish_reason": self._finish_reason(choice), **self.constraint(event)}
             yield self._chunk(choice, {}, **ended) | {"timings": event.timings.as_dict()}
+
+    def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
+        """See `Replies.frames`."""
+        if not self.is_plain(event):
+            return super().frames(choice, event, deltas)
+        return b"".join([self._delta_bytes(choice, delta) for delta in deltas])
+
+    def _delta_bytes(self, choice: Choice, delta: Delta) -> bytes:
+        if isinstance(delta, CallDelta | ArgumentsDelta):
+            found = self._delta(delta)
+            return self.bytes_of([self._chunk(choice, found)] if found else [])
+        kind = type(delta)
+        template = self._templates.get((choice.index, kind))
+        if template is None:
+            template = Template(self._chunk(choice, self._delta(kind(GAP))))
+            self._templates[choice.index, kind] = template
+        return template.fill(json_text(delta.text))
 
     def finished(self, choice: Choice) -> Json:
         """See `OpenAIReplies.finished`."""

@@ -9,8 +9,7 @@ Tested by tests/server/test_http_completion.py, test_http_stream.py and test_htt
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +17,12 @@ from typing import Final, Generic, TypeVar
 
 from aiohttp import web
 
-from ..base.errors import GrammarError, LamellaError
-from ..model.chat.message import Delta
+from ..base.errors import GrammarError
 from ..model.guide.limits import check_source
 from ..runtime.instance import Instance
 from .anthropic.body import MessagesBody
 from .anthropic.replies import MessageReplies
-from .bridge import Bridge, Choice, ChoiceEvent, Event
+from .bridge import Bridge, Deliveries, apply_events, are_finished
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
@@ -35,7 +33,9 @@ from .request_log import record_of
 from .routes import json_response, text_model, work_on_body
 from .schema import CompletionBody, GenerationBody
 from .schema_chat import ChatBody, ConversationBody
+from .sse import DONE
 from .state import STATE
+from .streaming import EventStream
 from .tasks import GenerationTask
 from .writing import time_limit
 
@@ -44,8 +44,6 @@ STREAM_HEADERS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx: pass each event on immediately
 }
-PING: Final = b":\n\n"
-DONE: Final = b"data: [DONE]\n\n"
 
 AnyBody = TypeVar("AnyBody", bound=GenerationBody)
 
@@ -98,7 +96,7 @@ def _own_paths(task: GenerationTask) -> Iterator[None]:
 async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamResponse:
     """Handle a request of an API."""
     model = text_model(request)
-    bridge = Bridge(model.engine)
+    bridge = Bridge(model.engine, _deliveries(request, model))
     try:
         task = await work_on_body(request, partial(_parse, api, model))
         if task.grammar is not None:
@@ -130,6 +128,13 @@ def _controlled(request: web.Request, bridge: Bridge, replies: Replies) -> Itera
         del controlled[replies.id]
 
 
+def _deliveries(request: web.Request, model: Instance) -> Deliveries:
+    state = request.app[STATE]
+    if state.deliveries is None:
+        state.deliveries = Deliveries(model.engine)
+    return state.deliveries
+
+
 def _grammars(request: web.Request, model: Instance) -> GrammarQueue:
     state = request.app[STATE]
     if state.grammars is None:
@@ -138,8 +143,8 @@ def _grammars(request: web.Request, model: Instance) -> GrammarQueue:
 
 
 async def _answer(bridge: Bridge, replies: Replies) -> web.Response:
-    while not _all_finished(replies.choices):
-        for update in _apply(await bridge.events(), replies.choices):
+    while not are_finished(replies.choices):
+        for update in apply_events(await bridge.events(), replies.choices):
             replies.collect(*update)
     return json_response(await asyncio.to_thread(replies.whole))
 
@@ -152,23 +157,25 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
     interval = config.sse_ping_interval if given is None else given
     timeout = interval if interval > 0 else None
     events = await bridge.events(timeout)
-    frames = _join(replies, replies.first_chunks()) + _frames(replies, events)
+    frames = replies.bytes_of(replies.first_chunks())
+    if not events:
+        frames += replies.ping_bytes()
+    updates = apply_events(events, replies.choices)
+    frames += b"".join(replies.frames(*update) for update in updates)
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
     write = partial(_write, request, response)
     try:
         await write(frames)
-        while not _all_finished(replies.choices):
-            await write(_frames(replies, await bridge.events(timeout)))
-        await write(_join(replies, replies.last_chunks()))
-        if replies.ends_with_done:
-            await write(DONE)
+        await EventStream(request, bridge, replies, timeout).run()
+        end = replies.bytes_of(replies.last_chunks())
+        await write(end + DONE if replies.ends_with_done else end)
     except ConnectionError:
         raise
     except Exception as error:
         body = status_and_body(error)[1]
         record_of(request).end = body["error"]["message"]
-        await write(_join(replies, replies.failure(body)))
+        await write(replies.bytes_of(replies.failure(body)))
     await response.write_eof()
     return response
 
@@ -178,44 +185,6 @@ async def _write(request: web.Request, response: web.StreamResponse, data: bytes
     if data:
         async with time_limit(request):
             await response.write(data)
-
-
-def _all_finished(choices: Sequence[Choice]) -> bool:
-    return all(choice.result is not None for choice in choices)
-
-
-def _apply(
-    events: Sequence[ChoiceEvent], choices: Sequence[Choice]
-) -> Iterator[tuple[Choice, Event, list[Delta]]]:
-    """Update the choices with events, in order. Yield each event after its choice is updated, and
-    what it adds to the answer of a chat.
-
-    Raises:
-        LamellaError: a generation failed, so the request fails.
-    """
-    for item in events:
-        if isinstance(item.event, LamellaError):
-            raise item.event
-        choice = choices[item.index]
-        yield choice, item.event, choice.add(item.event, item.t)
-
-
-def _frames(replies: Replies, events: Sequence[ChoiceEvent]) -> bytes:
-    """All events as one byte string: one write, however many events a slow client missed."""
-    if not events:
-        ping = replies.ping()
-        return PING if ping is None else _frame(replies, ping)
-    updates = _apply(events, replies.choices)
-    return _join(replies, (chunk for update in updates for chunk in replies.chunks(*update)))
-
-
-def _join(replies: Replies, chunks: Iterable[Json]) -> bytes:
-    return b"".join(_frame(replies, chunk) for chunk in chunks)
-
-
-def _frame(replies: Replies, chunk: Json) -> bytes:
-    name = f"event: {chunk['type']}\n" if replies.names_events else ""
-    return f"{name}data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()
 
 
 async def count(api: Api[AnyBody], more: Json, request: web.Request) -> web.Response:

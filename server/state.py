@@ -16,7 +16,7 @@ from typing import Final
 from aiohttp import web
 
 from ..runtime.instance import EmbeddingInstance, Instance
-from .bridge import Bridge
+from .bridge import Bridge, Deliveries
 from .config import ServerConfig
 from .grammars import GrammarQueue
 from .responses.store import ResponseStore
@@ -53,6 +53,7 @@ class ServerState:
         self.config = config
         self.model = model
         self.grammars: GrammarQueue | None = None  # once a request has a grammar
+        self.deliveries: Deliveries | None = None  # once a request generates a text
         self.controlled: dict[str, Bridge] = {}  # chats with `reasoning_control`, by reply id
         self.responses = ResponseStore()
         self.turns = [asyncio.Lock() for _ in range(len(N_BYTES_SIZES) + 1)]  # of bodies by size

@@ -24,6 +24,13 @@ Json = dict[str, Any]
 # Anthropic signs thinking blocks, and clients send them back; any signature is accepted
 SIGNATURE: Final = "bGFtZWxsYQ=="
 
+# the blocks of deltas with texts
+KINDS: Final[dict[type[Delta], str]] = {
+    ReasoningDelta: "thinking",
+    ContentDelta: "text",
+    ArgumentsDelta: "tool_use",
+}
+
 
 class Blocks:
     """The content blocks of an answer so far."""
@@ -49,6 +56,11 @@ class Blocks:
                     yield from self._open("tool_use", {"id": id, "name": name, "input": {}})
                 case ArgumentsDelta(_, text):
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
+
+    def continues(self, delta: Delta) -> bool:
+        """True if a delta is one event, which differs only in its text from others of its block."""
+        is_shown = self._shows_thinking or self._kind != "thinking"
+        return is_shown and KINDS.get(type(delta)) == self._kind
 
     def close(self) -> Iterator[Json]:
         """The events that end the open block, if there is one."""

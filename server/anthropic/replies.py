@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ...model.chat.message import Delta
+from ...model.chat.message import CallDelta, Delta
 from ...runtime.engine.job import Result, StopType
 from ...runtime.instance import Instance
 from ..bridge import Choice, Event
 from ..error_shapes import anthropic_error
 from ..replies import Json, Replies
+from ..sse import GAP, Template, json_text
 from ..tasks import GenerationTask
 from .blocks import Blocks, WholeBlocks
 from .body import MessagesBody
@@ -31,6 +33,7 @@ class MessageReplies(Replies):
         self.id = f"msg_{secrets.token_hex(12)}"
         self._blocks = Blocks(shows_thinking=self._shows_thinking)
         self._whole = WholeBlocks()
+        self._template: Template | None = None  # of a delta in the open block
 
     def ping(self) -> Json | None:
         """See `Replies.ping`."""
@@ -43,6 +46,19 @@ class MessageReplies(Replies):
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
         """See `Replies.chunks`."""
         return self._blocks.add(deltas)
+
+    def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
+        """See `Replies.frames`."""
+        return b"".join([self._delta_bytes(delta) for delta in deltas])
+
+    def _delta_bytes(self, delta: Delta) -> bytes:
+        if isinstance(delta, CallDelta) or not self._blocks.continues(delta):
+            self._template = None
+            return self.bytes_of(self._blocks.add([delta]))
+        if self._template is None:
+            (event,) = self._blocks.add([replace(delta, text=GAP)])
+            self._template = Template(event, is_named=True)
+        return self._template.fill(json_text(delta.text))
 
     def collect(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> None:
         """See `Replies.collect`."""

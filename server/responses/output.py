@@ -88,7 +88,11 @@ class PartItem(Item):
 
     def add(self, text: str, logprobs: Sequence[Json] = ()) -> Iterator[Json]:
         self.texts.append(text)
-        yield self._at(f"{self.text_event}.delta", delta=text, **self.probs(logprobs))
+        yield self.delta(text, logprobs)
+
+    def delta(self, text: str, logprobs: Sequence[Json] = ()) -> Json:
+        """The event of a piece of its text."""
+        return self._at(f"{self.text_event}.delta", delta=text, **self.probs(logprobs))
 
     def _end(self, text: str) -> Iterator[Json]:
         yield self._at(f"{self.text_event}.done", text=text, **self.probs(self.all_probs()))
@@ -231,6 +235,14 @@ class Output:
     def items(self) -> list[Json]:
         """The items as JSON."""
         return [item.value for item in self._items]
+
+    def open_item(self, delta: Delta) -> PartItem | None:
+        """The open item that a delta continues with a piece of text, if it does."""
+        kind = MessageItem if type(delta) is ContentDelta else ReasoningItem
+        if self._is_open and not isinstance(delta, CallDelta | ArgumentsDelta):
+            item = self._items[-1]
+            return item if isinstance(item, kind) else None
+        return None
 
     def add(self, delta: Delta, logprobs: Sequence[Json] = ()) -> Iterator[Json]:
         """Append a delta. Return the events. `logprobs` belong to a delta of the content."""

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...model.chat.message import ContentDelta, Delta
+from ...model.chat.message import ArgumentsDelta, CallDelta, ContentDelta, Delta
 from ...runtime.engine.job import Result
 from ...runtime.instance import Instance
 from ...runtime.text import Piece, TokenProb, TokenProbs
 from ..bridge import Choice, Event
 from ..replies import Json, Replies
+from ..sse import GAP, Template, json_text
 from ..tasks import GenerationTask
 from .body import SEALED, ResponsesBody
 from .output import Output
@@ -57,6 +58,7 @@ class ResponsesReplies(Replies):
         self._created = int(time.time())
         self._n_events = 0
         self._probs: list[Json] = []  # of tokens whose text is not decided yet
+        self._template: Template | None = None  # of a piece of the open item's text
         self._same = self._echo(choices[0])
         self._output = Output(
             task.tools,
@@ -78,6 +80,24 @@ class ResponsesReplies(Replies):
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
         """See `Replies.chunks`."""
         yield from self._numbered(self._events(event, deltas))
+
+    def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
+        """See `Replies.frames`."""
+        if self._probs or not self.is_plain(event):
+            return super().frames(choice, event, deltas)
+        return b"".join([self._delta_bytes(delta) for delta in deltas])
+
+    def _delta_bytes(self, delta: Delta) -> bytes:
+        item = self._output.open_item(delta)
+        if item is None or isinstance(delta, CallDelta | ArgumentsDelta):
+            self._template = None
+            return self.bytes_of(self._numbered(self._output.add(delta)))
+        if self._template is None:
+            event = item.delta(GAP) | {"sequence_number": GAP}
+            self._template = Template(event, is_named=True)
+        item.texts.append(delta.text)
+        self._n_events += 1
+        return self._template.fill(json_text(delta.text), self._n_events - 1)
 
     def collect(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> None:
         """See `Replies.collect`."""

@@ -14,7 +14,7 @@ from lamella.runtime.engine.job import Result
 from lamella.runtime.instance import Instance
 from lamella.runtime.params import RequestParams
 from lamella.runtime.text import Piece
-from lamella.server.bridge import Bridge, Choice, Progress
+from lamella.server.bridge import N_UNREAD_MAX, Bridge, Choice, Deliveries, Progress
 from lamella.server.schema import GenerationBody
 from lamella.server.tasks import GenerationTask
 
@@ -41,12 +41,12 @@ async def idle(model: Instance) -> None:
 
 def test_events_are_read_together() -> None:
     async def main() -> None:
-        bridge = Bridge(model.engine)
+        bridge = Bridge(model.engine, Deliveries(model.engine))
         submit(bridge, choice(0), choice(1))
         await idle(model)
         events = await bridge.events(WAIT_S)
         for i in (0, 1):
-            *pieces, result = [item.event for item in events if item.index == i]
+            *pieces, result = [item.event for item in events if item.choice == i]
             assert all(isinstance(piece, Piece) for piece in pieces)
             assert isinstance(result, Result)
         assert await bridge.events(0.01) == []
@@ -58,15 +58,21 @@ def test_events_are_read_together() -> None:
 
 def test_events_already_read_do_not_wake_a_reader() -> None:
     async def main() -> None:
-        bridge = Bridge(model.engine)
-        bridge._post(0, Progress(1, 3))
+        deliveries = Deliveries(model.engine)
+        bridge = Bridge(model.engine, deliveries)
+
+        def post(n: int) -> None:
+            bridge._post(0, Progress(n, 3))
+            deliveries._send()
+
+        post(1)
         await asyncio.sleep(0)  # the first wake-up has arrived, the second one has not
-        bridge._post(0, Progress(2, 3))
+        post(2)
         assert len(await bridge.events(WAIT_S)) == 2
         events = asyncio.create_task(bridge.events(WAIT_S))
         await asyncio.sleep(0.01)
         assert not events.done()
-        bridge._post(0, Progress(3, 3))
+        post(3)
         assert len(await events) == 1
 
     model = make_model()
@@ -76,14 +82,14 @@ def test_events_already_read_do_not_wake_a_reader() -> None:
 
 def test_many_events_are_read_in_portions() -> None:
     async def main() -> None:
-        bridge = Bridge(model.engine)
-        submit(bridge, choice(n_predict=70))
+        bridge = Bridge(model.engine, Deliveries(model.engine))
+        submit(bridge, choice(n_predict=50))
         await idle(model)
-        portions = [await bridge.events(WAIT_S) for _ in range(3)]
-        assert [len(portion) for portion in portions[:2]] == [32, 32]
+        portions = [await bridge.events(WAIT_S) for _ in range(2)]
+        assert len(portions[0]) == 32
         *pieces, result = [item.event for portion in portions for item in portion]
         assert isinstance(result, Result)
-        assert sum(len(piece.tokens) for piece in pieces if isinstance(piece, Piece)) == 70
+        assert sum(len(piece.tokens) for piece in pieces if isinstance(piece, Piece)) == 50
 
     model = make_model()
     asyncio.run(asyncio.wait_for(main(), WAIT_S))
@@ -98,7 +104,7 @@ def test_an_error_comes_alone_after_earlier_events() -> None:
             raise OSError("gone")
 
     async def main() -> None:
-        bridge = Bridge(model.engine)
+        bridge = Bridge(model.engine, Deliveries(model.engine))
         submit(bridge, choice())
         await idle(model)
         assert all(isinstance(item.event, Piece) for item in await bridge.events(WAIT_S))
@@ -121,7 +127,7 @@ def test_the_engine_survives_a_closed_loop() -> None:
             go_on.wait(WAIT_S)
 
     async def main() -> None:
-        submit(Bridge(model.engine), choice())
+        submit(Bridge(model.engine, Deliveries(model.engine)), choice())
         await asyncio.to_thread(in_step.wait, WAIT_S)
 
     context.on_decode = wait
@@ -142,7 +148,7 @@ def test_close_cancels_jobs_submitted_before_an_error() -> None:
         go_on.wait(WAIT_S)
 
     async def main() -> None:
-        bridge = Bridge(model.engine)
+        bridge = Bridge(model.engine, Deliveries(model.engine))
         with pytest.raises(OverloadedError):
             submit(bridge, *(choice(i) for i in range(9)))
         assert in_step.wait(WAIT_S)
@@ -170,3 +176,47 @@ def test_too_many_requests_get_503() -> None:
         go_on.set()
         asyncio.run(idle(server.model))  # jobs submitted before the error have ended
         assert server.ok("/completion", prompt="a", n_predict=1)
+
+
+def test_one_wake_up_per_step_for_all_bridges() -> None:
+    context = FakeContext()
+
+    async def main() -> None:
+        deliveries = Deliveries(model.engine)
+        bridges = [Bridge(model.engine, deliveries) for _ in range(3)]
+        for bridge in bridges:
+            submit(bridge, choice(n_predict=20))
+        await idle(model)
+        await asyncio.sleep(0)
+        assert 20 <= deliveries.n_wake_ups <= len(context.steps) < 3 * 20
+        for bridge in bridges:
+            events = await bridge.events(WAIT_S)
+            assert len(events) > 10 and isinstance(events[-1].event, Result)
+
+    model = make_model(context)
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    model.engine.close()
+
+
+def test_a_full_mailbox_pauses_its_own_text_until_it_is_read() -> None:
+    async def main() -> None:
+        deliveries = Deliveries(model.engine)
+        bridge, other = Bridge(model.engine, deliveries), Bridge(model.engine, deliveries)
+        submit(bridge, choice(n_predict=300))
+        while not bridge._paused:
+            await asyncio.sleep(0.005)
+        submit(other, choice(n_predict=40))
+        found = [each for _ in range(2) for each in await other.events(WAIT_S)]
+        while not isinstance(found[-1].event, Result):
+            found += await other.events(WAIT_S)
+        assert len(bridge._mailbox) == N_UNREAD_MAX
+        found = []
+        while not found or not isinstance(found[-1].event, Result):
+            found += await bridge.events(WAIT_S)
+            assert len(bridge._mailbox) <= N_UNREAD_MAX + 1
+        tokens = [t for each in found if isinstance(each.event, Piece) for t in each.event.tokens]
+        assert len(tokens) == 300
+
+    model = make_model(FakeContext(2048))
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    model.engine.close()

@@ -1,0 +1,101 @@
+"""Writes the events of a request to its connection as they come.
+
+An `EventStream` is called by its bridge once per step, and writes to the transport at once: no task
+runs for each token. If the client does not read, the connection's buffer fills up; then the stream
+takes no more events, and the bridge pauses the generation. Other streams go on. A client that reads
+nothing for `--timeout` seconds is disconnected.
+Tested by tests/server/test_http_stream.py and test_http_slow_reader.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import HttpVersion11, web
+
+from .bridge import Bridge, apply_events, are_finished
+from .replies import Replies
+from .writing import time_limit
+
+
+class EventStream:
+    """The events of one request. The head of its response must have been sent."""
+
+    def __init__(
+        self, request: web.Request, bridge: Bridge, replies: Replies, ping_s: float | None
+    ) -> None:
+        """`ping_s`: seconds of silence before a ping; None: no pings."""
+        self._request = request
+        self._bridge = bridge
+        self._replies = replies
+        self._ping_s = ping_s
+        self._loop = asyncio.get_running_loop()
+        self._is_chunked = request.version >= HttpVersion11
+        self._t_written = self._loop.time()
+        # exists while events are written; True: all are, False: the client must read first
+        self._stopped: asyncio.Future[bool] | None = None
+
+    async def run(self) -> None:
+        """Write events until all choices are finished.
+
+        Raises:
+            LamellaError: a generation failed.
+            ConnectionError: the client is disconnected, or did not read in time.
+        """
+        self._bridge.on_events = self._on_events
+        pings = None if self._ping_s is None else asyncio.create_task(self._ping(self._ping_s))
+        try:
+            while not await self._write_until_stopped():
+                async with time_limit(self._request):
+                    await self._request.writer.drain()
+        finally:
+            self._stopped = None
+            if pings is not None:
+                pings.cancel()
+
+    async def _write_until_stopped(self) -> bool:
+        """Return True at the end, False if the connection's buffer is full. Raises as `run`."""
+        self._stopped = self._loop.create_future()
+        self._on_events()
+        return await self._stopped
+
+    def _on_events(self) -> None:
+        """Write new events."""
+        if self._stopped is None or self._stopped.done():
+            return
+        frames, choices = self._replies.frames, self._replies.choices
+        try:
+            updates = apply_events(self._bridge.take(), choices)
+            self._write(b"".join([frames(*update) for update in updates]))
+        except Exception as error:
+            self._stopped.set_exception(error)
+            return
+        if choices[0].result is not None and are_finished(choices):  # most requests have one
+            self._stopped.set_result(True)
+        elif self._request.protocol.writing_paused:
+            self._stopped.set_result(False)
+        elif self._bridge.has_events:
+            self._loop.call_soon(self._on_events)
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is disconnected")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        self._t_written = self._loop.time()
+
+    async def _ping(self, seconds: float) -> None:
+        """Write a ping after each silence of `seconds`."""
+        while True:
+            silent = self._loop.time() - self._t_written
+            if silent < seconds:
+                await asyncio.sleep(seconds - silent)
+            elif self._stopped is not None and not self._stopped.done():
+                try:
+                    self._write(self._replies.ping_bytes())
+                except ConnectionError as error:
+                    self._stopped.set_exception(error)
+            else:  # the client does not read what there is
+                await asyncio.sleep(seconds)
