@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -22,12 +21,13 @@ from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_zeros
 from ...base.errors import BackendError, OutOfMemoryError
 from ..host import host_memory, python_command
+from .compiler.isa import has_feature
 from .compiler.jit import Kernel, kernel
 from .params import first_of
 from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
 from .simd import types
 from .simd.byte_dots import REGISTER, Chain, emit_dots
-from .simd.bytes import fma, joined, pack, parts_of, unpack
+from .simd.bytes import fma, joined, pack, parts_of, spread_float, unpack
 from .simd.ints import i32x16
 from .simd.memory import load_f32x16, load_i64, store_f32
 from .simd.vectors import LANES, f32x16, hsum, pointer_to, vector_function, zero
@@ -40,6 +40,9 @@ TURNS: Final = 200_000  # iterations of the loops of products; about 1 ms
 N_LEFT: Final = 4  # vectors of each operand of a tile
 TILE: Final = N_LEFT * N_LEFT
 SMALL_WEIGHT: Final = 15  # the largest of 4-bit weights, whose products are the fastest
+# a tile of floats: vectors, and numbers to multiply each with; all sums are in registers
+FLOAT_VECTORS, FLOAT_NUMBERS = (2, 8) if has_feature("avx512f") else (1, 6)
+FLOAT_TILE: Final = FLOAT_VECTORS * FLOAT_NUMBERS
 TABLE_BYTES: Final = 4096  # bytes of operands, which stay in the first cache
 _VECTOR_BYTES: Final = 64
 N_WORDS: Final = 8  # vectors of each operand with registers of 32 bytes
@@ -81,20 +84,15 @@ def ceiling_read(p, ith, nth):
     store_f32(load_i64(p + 16) + LINE * ith, hsum((s0 + s1) + (s2 + s3)))
 
 
-def _tile_step(multiply_add: Callable[..., Any], lanes: Any, tile: Any) -> Any:
-    """A function of a tile of sums and an address. It multiplies each of 4 vectors at the address
-    with each of the next 4, and adds the products to the tile, as a matrix product does."""
-
-    def emit(b: Any, sums: Any, address: Any) -> Any:
-        at = pointer_to(b, address, lanes)
-        index = ir.IntType(64)
-        vectors = [b.load(b.gep(at, [index(i)]), align=1) for i in range(2 * N_LEFT)]
-        left, right = vectors[:N_LEFT], vectors[N_LEFT:]
-        pairs = [(x, y) for x in left for y in right]
-        found = zip(unpack(b, sums), pairs, strict=True)
-        return pack(b, [multiply_add(b, acc, x, y) for acc, (x, y) in found])
-
-    return vector_function(tile, (tile, types.int64), emit)
+def _emit_fma_tile(b: Any, sums: Any, address: Any) -> Any:
+    """Multiply vectors at the address with each of the numbers after them, as a matrix product
+    does, and add the products to a tile of sums."""
+    at, index = pointer_to(b, address, _V_F32), ir.IntType(64)
+    vectors = [b.load(b.gep(at, [index(i)]), align=1) for i in range(FLOAT_VECTORS)]
+    begin = _VECTOR_BYTES * FLOAT_VECTORS
+    numbers = [spread_float(b, address, begin + 4 * i) for i in range(FLOAT_NUMBERS)]
+    pairs = [(x, y) for y in numbers for x in vectors]
+    return pack(b, [fma(b, x, y, s) for s, (x, y) in zip(unpack(b, sums), pairs, strict=True)])
 
 
 def _zero_tile(lanes: Any, tile: Any) -> Any:
@@ -123,10 +121,10 @@ def _emit_dot_tile(b: Any, sums: Any, address: Any) -> Any:
 
 
 _V_I32, _V_F32 = ir.VectorType(ir.IntType(32), 16), ir.VectorType(ir.FloatType(), 16)
-_ints, _floats = types.UniTuple(i32x16, INT_SUMS), types.UniTuple(f32x16, TILE)
+_ints, _floats = types.UniTuple(i32x16, INT_SUMS), types.UniTuple(f32x16, FLOAT_TILE)
 _zero_ints, _zero_floats = _zero_tile(_V_I32, _ints), _zero_tile(_V_F32, _floats)
 _dot_tile = vector_function(_ints, (_ints, types.int64), _emit_dot_tile)
-_fma_tile = _tile_step(lambda b, acc, x, y: fma(b, x, y, acc), _V_F32, _floats)
+_fma_tile = vector_function(_floats, (_floats, types.int64), _emit_fma_tile)
 
 
 def _keep(lanes: Any, tile: Any) -> Any:
@@ -198,7 +196,7 @@ def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling
         bytes_per_s=n_bytes / read_s,
         near_bytes_per_s=n_times * n_near / near_s,
         int8_per_s=n_turns * INT_SUMS * N_PRODUCTS * _VECTOR_BYTES / int8_s,
-        f32_per_s=n_turns * TILE * LANES / f32_s,
+        f32_per_s=n_turns * FLOAT_TILE * LANES / f32_s,
     )
 
 

@@ -29,6 +29,7 @@ from .formats import FORMATS
 from .single import SINGLE_STEPS
 from .tiles import (
     COLUMN_BYTES,
+    COUNTED,
     MOST,
     QUANTIZED_WIDTHS,
     ROWS,
@@ -48,7 +49,8 @@ from .unpacking import AHEAD, STEPS
 MICRO_ARGS: Final = 8
 _SUMS_AT: Final = -(-8 * MOST // 64) * 64  # offset of a counted tile's sums in scratch memory
 RESULTS_BYTES: Final = _SUMS_AT + SUM_BYTES * MOST
-WIDE: Final = 8  # columns from which on the loads of columns, not those of weights, are the limit
+IN_PAIRS: Final = not COUNTED  # registers have room for the sums of two groups and 8 columns
+WIDE: Final = 8 if IN_PAIRS else 6  # columns that a wide tile multiplies at once
 
 
 @family
@@ -147,48 +149,49 @@ def _float_kernel(type: GGMLType, width: int) -> Any:
     """The function for float weights and narrow tiles.
 
     Each result has two sums, of even and of odd values, because an addition waits for the one
-    before it. So registers have room for only half of the widest tile, which takes two passes.
+    before it.
     """
-    part = min(width, WIDTHS[0] // 2)
-    multiply, multiply_last = float_products(part, width, 2), float_products(part, width, 1)
-    zero, add, store = zero_tile(2 * part), add_tiles(part), store_sums(part)
+    multiply, multiply_last = float_products(width, 2), float_products(width, 1)
+    zero, add, store = zero_tile(2 * width), add_tiles(width), store_sums(width)
     load, record = _LOAD[type], FORMATS[type].record_bytes
     fetch = prefetch(2 * record)
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
+        p = weights
         for group in range(n_groups):
-            for first in range(0, width, part):
-                p, at, sums = weights, columns + 4 * first, zero()
-                for _ in range(n_blocks // 2):
-                    fetch(p + AHEAD)
-                    sums = multiply(sums, load(p), load(p + record), at)
-                    p += 2 * record
-                    at += 8 * width
-                if n_blocks % 2 != 0:
-                    sums = multiply_last(sums, load(p), load(p), at)
-                to, rows = results + 8 * first, n_rows - ROWS * group
-                store(add(sums[:part], sums[part:]), to, offset + 4 * ROWS * group, rows)
-            weights += record * n_blocks
+            at, sums = columns, zero()
+            for _ in range(n_blocks // 2):
+                fetch(p + AHEAD)
+                sums = multiply(sums, load(p), load(p + record), at)
+                p += 2 * record
+                at += 8 * width
+            if n_blocks % 2 != 0:
+                sums = multiply_last(sums, load(p), load(p), at)
+                p += record
+            rows, to = n_rows - ROWS * group, offset + 4 * ROWS * group
+            store(add(sums[:width], sums[width:]), results, to, rows)
 
     return run
 
 
 def _wide_float_kernel(type: GGMLType, width: int) -> Any:
-    """The function for float weights and wide tiles. Pairs of groups share the loads of columns."""
-    pair, single = _float_groups(type, width, 2), _float_groups(type, width, 1)
+    """The function for float weights and wide tiles.
+
+    If registers have room for the sums of a pair of groups, they share the loads of columns.
+    """
+    n = 2 if IN_PAIRS else 1
+    first, last = _float_groups(type, width, n), _float_groups(type, width, 1)
     record = FORMATS[type].record_bytes
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
-        size, group = record * n_blocks, 0
-        while group < n_groups:
+        size = record * n_blocks
+        for group in range(0, n_groups - n + 1, n):
             rows, to = n_rows - ROWS * group, offset + 4 * ROWS * group
-            if group + 2 <= n_groups:
-                pair(weights, size, rows, n_blocks, columns, results, to)
-                weights += 2 * size
-                group += 2
-            else:
-                single(weights, size, rows, n_blocks, columns, results, to)
-                group += 1
+            first(weights + size * group, size, rows, n_blocks, columns, results, to)
+        if n_groups % n != 0:
+            group = n_groups - 1
+            rows, to = n_rows - ROWS * group, offset + 4 * ROWS * group
+            last(weights + size * group, size, rows, n_blocks, columns, results, to)
 
     return run
 
@@ -197,12 +200,12 @@ def _float_groups(type: GGMLType, width: int, n: int) -> Any:
     """A function for `n` groups, each of `size` bytes.
 
     The sums are those of `_float_kernel`. To have room in the registers for a part of the tile, all
-    even values come before the odd ones. Each step prefetches a part of the next groups.
+    even values come before the odd ones. Each step prefetches a part of the next groups; not with
+    16 registers, where weights are read in a plain order.
     """
-    part = WIDTHS[0] // 2
-    multiply, zero, add = group_products(n, part), zero_tile(n * part), add_tiles(n * part)
-    store, load, record = store_sums(part), _LOAD[type], FORMATS[type].record_bytes
-    n_ahead = n * record * part // width  # bytes for each step
+    multiply, zero, add = group_products(n, WIDE), zero_tile(n * WIDE), add_tiles(n * WIDE)
+    store, load, record = store_sums(WIDE), _LOAD[type], FORMATS[type].record_bytes
+    n_ahead = n * record * WIDE // width if IN_PAIRS else 0  # bytes for each step
     fetch = prefetch(n_ahead)
 
     @inlined
@@ -222,15 +225,15 @@ def _float_groups(type: GGMLType, width: int, n: int) -> Any:
     @inlined
     def run(weights, size, n_rows, n_blocks, columns, results, offset):
         n_even, n_odd, ahead = (n_blocks + 1) // 2, n_blocks // 2, weights + n * size
-        for first in range(0, width, part):
+        for first in range(0, width, WIDE):
             at, to = columns + 4 * first, results + 8 * first
             even = every_second(weights, size, n_even, at, ahead)
             ahead += n_ahead * n_even
             odd = every_second(weights + record, size, n_odd, at + 4 * width, ahead)
             ahead += n_ahead * n_odd
             sums = add(even, odd)
-            store(sums[:part], to, offset, n_rows)
+            store(sums[:WIDE], to, offset, n_rows)
             if n == 2:
-                store(sums[part:], to, offset + 4 * ROWS, n_rows - ROWS)
+                store(sums[WIDE:], to, offset + 4 * ROWS, n_rows - ROWS)
 
     return run

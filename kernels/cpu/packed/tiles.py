@@ -44,7 +44,7 @@ from ..simd.vectors import counted_loop, f32x16, pointer_to, vector_function
 
 COUNTED: Final = not has_feature("avx512f")  # tiles of quantized weights are counted
 # widths of tiles, widest first; all sums are in registers
-WIDTHS: Final = (4, 1) if COUNTED else (16, 8, 4, 1)
+WIDTHS: Final = (6, 3, 1) if COUNTED else (16, 8, 4, 1)
 # widths of tiles for quantized weights; a counted tile may have fewer columns than its width
 QUANTIZED_WIDTHS: Final = (16, 1) if COUNTED else WIDTHS
 MOST: Final = max(*WIDTHS, *QUANTIZED_WIDTHS)
@@ -246,20 +246,19 @@ def _scaled(b: Any, part: _Part, sum: Any, dots: list[Any], column: _Column) -> 
     return sum
 
 
-def float_products(width: int, stride: int, n: int) -> Any:
+def float_products(width: int, n: int) -> Any:
     """A function (sums, weights, weights, address of the columns' values) -> sums.
 
-    It adds the products of `n` values, 1 or 2, for `width` of the `stride` columns. Products of the
-    second value are added to the second half of the sums.
+    It adds the products of `n` values, 1 or 2, for `width` columns. Products of the second value
+    are added to the second half of the sums.
     """
     sums = types.UniTuple(f32x16, 2 * width)
 
     def emit(b: Any, sums: Any, first: Any, second: Any, columns: Any) -> Any:
         result = unpack(b, sums)
         for i, weights in enumerate((first, second)[:n]):
-            for c in range(width):
-                value, at = spread_float(b, columns, 4 * (stride * i + c)), width * i + c
-                result[at] = fma(b, weights, value, result[at])
+            for at in range(width * i, width * (i + 1)):
+                result[at] = fma(b, weights, spread_float(b, columns, 4 * at), result[at])
         return pack(b, result)
 
     return vector_function(sums, (sums, f32x16, f32x16, types.int64), emit)
