@@ -98,7 +98,7 @@ class CpuDevice(Device):
         if folder is None:
             lines.append(f"computes with NumPy ({NO_JIT.name})")
         else:
-            lines += [f"packs {' '.join(types)}", f"kernel cache: {folder}"]
+            lines += [f"packs {len(types)} types of weights", f"kernel cache: {folder}"]
         return DeviceReport(facts, lines)
 
     def init_backend(self) -> CpuBackend:

@@ -75,7 +75,7 @@ class Ticket:
         self.has_new_line = False
         self.truncated = False
         self.settled = False  # finished, failed or cancelled
-        self.paused = False  # gets no tokens, as nobody takes them
+        self.paused = False  # gets no tokens, as its reader is slow
         # time.perf_counter at the first chunk, the first token and the end; 0: not yet
         self.t_start = self.t_first = self.t_end = 0.0
 

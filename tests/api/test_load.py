@@ -245,8 +245,8 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
         model.generate("a", temprature=1)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="min_p"):
         model.generate("a", min_p="much")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="type_k is 'q4_0'"):
-        lamella.load(path, type_k="q4_0")
+    with pytest.raises(RequestError, match="type_k is 'q4_k'"):
+        lamella.load(path, type_k="q4_k")
     with pytest.raises(UnknownDeviceError, match="'gpu'"):
         lamella.load(path, devices=["gpu"])
     with pytest.raises(OutOfMemoryError, match="SIM0"):

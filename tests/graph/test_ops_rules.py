@@ -48,7 +48,7 @@ def wrong(
 
 
 FLOAT = "must be F32 or F16 or BF16, not "
-POOL = "must be F32 or F16 or BF16 or Q8_0, not "
+POOL = "must be F16 or BF16 or F32 or Q8_0 or Q4_0 or Q4_1 or IQ4_NL or Q5_0 or Q5_1, not "
 REPEAT = "the shape of a must be whole repetitions of b"
 ROWS = "rows must be contiguous"
 EQUAL = "shapes and types must be equal"
@@ -228,7 +228,7 @@ WRONG = [
     experts(TOKENS, "b ids", b="b[64, 3, 8]"),
     experts(TOKENS, "b ids", b="b[64, 0, 8]"),
     flash("q must be F32, not F16", "q", q="q[64, 8, 5] F16"),
-    flash("k " + POOL + "Q4_0", "k", k="k[128, 96] Q4_0"),
+    flash("k " + POOL + "MXFP4", "k", k="k[128, 96] MXFP4"),
     flash("v " + POOL + "I32", "v", v="v[64, 96] I32"),
     flash("k must be a matrix", "k", k="k[128, 96, 2]"),
     flash("v must be a matrix", "v", v="v[64, 96, 1, 2]"),

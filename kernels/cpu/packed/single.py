@@ -3,7 +3,7 @@
 Decoding one sequence waits for memory, so a step reads a record's lines in ascending order and
 once, if registers have room. The bits are those of tiles: integer sums are exact, and the floats
 are computed as in `tiles.integer_products`. A step adds a record's products to a sum of 16 rows.
-Tested by tests/kernels/test_cpu_packed.py and tests/kernels/test_cpu_single.py.
+Tested by tests/kernels/test_cpu_packed.py and tests/kernels/test_cpu_lines.py.
 """
 
 from __future__ import annotations
