@@ -35,6 +35,7 @@ from lamella.model.batch import Mask
 from lamella.model.guide import GrammarParams, n_mask_bits
 from lamella.model.outputs import Row
 from lamella.model.sampling import Logprobs, Sampler
+from lamella.model.sampling.chain import NumpyChain
 from lamella.runtime.engine.job import Job, Result
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
@@ -146,6 +147,8 @@ class Scripted:
         self._sampler = sampler
         self._tokens: Iterator[int] = iter(tokens)
         self.n_top, self.seed = sampler.n_top, sampler.seed
+        self.chain = NumpyChain([], sampler.seed)  # not a native one, so the engine calls `sample`
+        self.remembers = True
 
     def sample(self, logits: Row, mask: Mask | None = None) -> int:
         self._sampler.sample(logits, mask)
