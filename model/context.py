@@ -119,6 +119,10 @@ class Context(GraphContext):
         attention over few tokens is split into partial sums, which need memory.
         """
         n, n_seqs = self.n_ubatch, self.n_seq_max
+        few = [device.few_tokens for device in self._backends]
+        if len(few) == 1 and few[0] is not None:
+            m = max(m for m in _buckets(n) if m <= few[0])
+            return {(n, n, n_seqs), (m, m, bucket(m, n_seqs)), (1, 1, 1)}  # 1 has its own threads
         sizes = {
             (m, m, bucket(k, n_seqs)) for m in _buckets(n) for k in range(1, min(m, n_seqs) + 1)
         }

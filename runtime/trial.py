@@ -64,6 +64,7 @@ class Trials:
     Attributes:
         n_layer, n_expert, n_ctx_train: of the model; the output is no layer here.
         first: the choice if memory is no limit, with the values that are set.
+        is_plan_fast: a plan takes little longer than a sketch.
     """
 
     def __init__(self, file: GGUFFile, placement: Placement, params: OpenParams) -> None:
@@ -81,6 +82,8 @@ class Trials:
             _up_to(hp.n_layer, rules.n_cpu_moe or 0),
             rules.op_offload is not False,
         )
+        # without devices, a context measures few graphs
+        self.is_plan_fast = not placement.devices and placement.cpu.few_tokens is not None
         self._file = file
         self._placement = placement
         self._params = params
@@ -162,6 +165,8 @@ class Limit:
 
     def devices(self, choice: Choice) -> Devices:
         """The memory of each device. The plan may need more than that, unless `is_exact`."""
+        if self.trials.is_plan_fast:
+            return self.plan(choice).devices
         sketch = self.trials.sketch(choice)
         if sketch.is_pipelined and not self._fit(sketch.devices):
             sketch = self.trials.sketch(choice, NO_PIPELINE)

@@ -96,6 +96,9 @@ class Device(ABC):
     type: DeviceType
     caps: Caps = Caps()
     kernels_by_size: bool = False  # another batch size may need other kernels
+    # up to so many tokens, and from the next one on, larger batches need at least as much memory as
+    # smaller ones; None: unknown
+    few_tokens: int | None = None
     driver_margin: int = 0  # bytes for its driver's kernels and graphs
     caveats: Mapping[str, str] = MappingProxyType({})  # lines that a plan shows, by their labels
     progress: CompileProgress | None = None

@@ -35,6 +35,7 @@ from .ceiling import measure_read
 from .compiler.isa import supported_isas
 from .compiler.jit import cache_folder
 from .compute import CpuCompute
+from .ops.attention import MAX_TOKENS
 from .packed.buffer import RepackBuffer, RepackBufferType
 from .packed.formats import FORMATS
 from .pool import ThreadPool
@@ -52,6 +53,7 @@ class CpuDevice(Device):
 
     name = "CPU"
     type = DeviceType.CPU
+    few_tokens = MAX_TOKENS  # attention over few tokens needs memory for partial sums
 
     def __init__(
         self,

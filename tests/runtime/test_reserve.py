@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,22 @@ CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("path", "name"), combinations(MODELS, CONFIGURATIONS), indirect=["path"])
 def test_no_graph_needs_more_than_the_reserved_memory(path: Path, name: str) -> None:
+    _check(path, name, all_sizes)
+
+
+def few_sizes(context: Context) -> Iterator[GraphParams]:
+    """Return the sizes with a single output and those with all."""
+    return (size for size in all_sizes(context) if size.n_outputs in (1, size.n_tokens))
+
+
+@pytest.mark.parametrize("model", [name for name in TINY if name not in MODELS])
+def test_the_memory_of_other_models_on_the_cpu(model: str, tmp_path: Path) -> None:
+    write_model(TINY[model], tmp_path / "tiny.gguf")
+    _check(tmp_path / "tiny.gguf", "CPU, many sequences", few_sizes)
+
+
+def _check(path: Path, name: str, sizes: Callable[[Context], Iterable[GraphParams]]) -> None:
+    """Build all graphs in strict mode, which does not let memory grow."""
     names, n_gpu_layers, changes = CONFIGURATIONS[name]
     cpu = CpuDevice(4)
     options = {"n_ctx": 4096, "n_ubatch": 64, "n_parallel": 5, "n_gpu_layers": n_gpu_layers}
@@ -69,6 +85,6 @@ def test_no_graph_needs_more_than_the_reserved_memory(path: Path, name: str) -> 
     with open_gguf(path, header_only=True) as file, STRICT.set(1):
         context = open_measured(file, placement, params.context).context
         assert isinstance(context, Context)
-        for copy, size in enumerate(all_sizes(context)):
+        for copy, size in enumerate(sizes(context)):
             context._copy = 0 if context.no_pipeline else copy % MAX_COPIES
             context._graph_for(size)
