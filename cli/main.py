@@ -167,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit status."""
     argv = _without_help(sys.argv[1:] if argv is None else argv)
     _prepare_streams()
+    gc.disable()  # imports make no garbage
     try:
         if not argv:
             sys.stdout.write(OVERVIEW)
@@ -181,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.cache_dir:
             CACHE.put(args.cache_dir)
         gc.freeze()  # modules live until the end: the garbage collector need not look at them
+        gc.enable()
         status = _run(args)
         sys.stdout.flush()
         return status
@@ -196,6 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(e, BrokenPipeError):  # a reader that closed the pipe is no error
             _report(logging.CRITICAL, str(e))
         return 1
+    finally:
+        gc.enable()
 
 
 def _report(level: int, text: str) -> None:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lamella.sched import draw
+from lamella.sched.explain import draw
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 LINE, GAP = 22, 14  # pixels: of a bar, and between models

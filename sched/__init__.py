@@ -11,7 +11,6 @@ from .backend import (
     Event,
     KeepAlive,
 )
-from .explain import describe, draw
 from .null import NullBackend, NullBufferType, NullDevice
 from .scheduled import ScheduledGraph
 from .scheduler import Scheduler
@@ -28,6 +27,4 @@ __all__ = [
     "NullDevice",
     "ScheduledGraph",
     "Scheduler",
-    "describe",
-    "draw",
 ]

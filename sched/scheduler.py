@@ -27,7 +27,6 @@ from ..graph.tensor import Tensor
 from .assignment import Assignment, BackendTable
 from .backend import Backend, DeviceType
 from .compute import EvalCallback, Executor, WriteLate
-from .explain import describe
 from .passes import assign_backends
 from .profile import Profiler
 from .scheduled import ScheduledGraph
@@ -289,6 +288,8 @@ class Scheduler:
 
     def _log(self, scheduled: ScheduledGraph) -> None:
         if DEBUG() >= 3:
+            from .explain import describe  # noqa: PLC0415 - slow to import, rarely needed
+
             debug_log(log, 3, describe(scheduled))
             debug_log(log, 5, str(scheduled.graph))
 

@@ -116,7 +116,13 @@ def _logit_bias(value: object) -> LogitBias:
 class Body(BaseModel):
     """The base of all bodies: strict types, null means absent."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        frozen=True,
+        defer_build=True,  # the first body of a kind builds its validator, not the start
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -15,13 +15,12 @@ if TYPE_CHECKING:  # the helper process of a sandbox imports this without vocabu
     from llguidance import LLMatcher, LLTokenizer
 
     from ..vocab import Vocab
+    from .token_names import TokenNames
 from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX, N_IDLE_MAX
 from .matcher import Matcher
 from .native import compile_lark
-from .spec import GrammarKind, GrammarSpec, Loosened
-from .token_names import TokenNames
+from .spec import GrammarKind, GrammarSpec, Lark, Loosened
 from .tokens import guide_tokenizer
-from .translate import Lark, to_lark
 
 
 class IdleMatchers:
@@ -90,10 +89,22 @@ class Compiler:
     ) -> None:
         """A server sets `translate` to a sandbox's, for it does not trust grammars."""
         self._vocab = vocab
-        self.translate = translate or partial(to_lark, tokens=TokenNames.of(vocab))
+        self.translate = translate or self._translate
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._idle = IdleMatchers()
+
+    def _translate(self, spec: GrammarSpec) -> Lark:
+        # translators are many modules, and most processes see no grammar
+        from .translate import to_lark  # noqa: PLC0415
+
+        return to_lark(spec, self._token_names)
+
+    @cached_property
+    def _token_names(self) -> TokenNames:
+        from .token_names import TokenNames  # noqa: PLC0415 - as the translators
+
+        return TokenNames.of(self._vocab)
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:
@@ -151,6 +162,8 @@ def validate(spec: GrammarSpec) -> None:
         GrammarError: as `Compiler.compile`.
     """
     from llguidance import LLTokenizer  # noqa: PLC0415 - slow to import
+
+    from .translate import to_lark  # noqa: PLC0415 - slow to import
 
     lark, _ = to_lark(spec)
     if spec.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX):  # the others may name tokens

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...base.errors import ClosedError, GrammarError, LamellaError
 from .limits import SANDBOX_BYTES, SANDBOX_WALL_SECONDS, check_source, sandbox_seconds
-from .spec import GrammarSpec, Loosened
-from .translate import Lark
+from .spec import GrammarSpec, Lark, Loosened
 
 if TYPE_CHECKING:
     from ..vocab import Vocab

@@ -5,6 +5,7 @@ Knows no vocabulary, and not whether the source is valid. Tested by tests/model/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, Self
@@ -50,3 +51,10 @@ class Loosened(NamedTuple):
     path: str  # of the sub-schema, as in "$.properties.tags"
     keyword: str
     reason: str
+
+
+class Lark(NamedTuple):
+    """A grammar for llguidance, and what it does not enforce."""
+
+    text: str
+    loosened: Sequence[Loosened] = ()

@@ -6,9 +6,8 @@ Knows no vocabulary. Tested by tests/model/test_guide.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ...base.errors import GrammarError
 from .chat.answer import chat_to_grammars
@@ -17,18 +16,11 @@ from .lark import checked
 from .limits import check_source
 from .regex import regex_to_lark
 from .schema import schema_to_lark
-from .spec import GrammarKind, GrammarSpec, Loosened
+from .spec import GrammarKind, GrammarSpec, Lark
 from .token_names import TokenNames, any_token
 
 # without forcing, masks need no tokenizer: any tokens may spell the text
 _HEADER: Final = '%llguidance {"no_forcing": true}\n'
-
-
-class Lark(NamedTuple):
-    """A grammar for llguidance, and what it does not enforce."""
-
-    text: str
-    loosened: Sequence[Loosened] = ()
 
 
 def to_lark(spec: GrammarSpec, tokens: TokenNames | None = None) -> Lark:

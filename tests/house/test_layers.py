@@ -41,12 +41,16 @@ def absolute_names(node: ast.AST) -> list[str]:
 
 
 LAZY = "__getattr__"  # may import lazily (PEP 562)
-# import slow libraries, so functions may import them
+# slow to import, and not needed by each start, or not at once: functions may import them
 SLOW = {
     "lamella.cli.mcp_servers",
     "lamella.kernels.cpu.compiler.numba_compile",
     "lamella.kernels.cpu.simd.numba_registers",
     "lamella.model.chat.sandbox",
+    "lamella.model.guide.token_names",
+    "lamella.model.guide.translate",
+    "lamella.sched.explain",
+    "lamella.server.app",
 }
 
 

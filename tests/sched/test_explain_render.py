@@ -12,7 +12,8 @@ from random_graphs import Model, RandomGraph
 
 from lamella.base.settings import DEBUG
 from lamella.graph import Graph, Op, Tensor, ops
-from lamella.sched import ScheduledGraph, Scheduler, describe, draw
+from lamella.sched import ScheduledGraph, Scheduler
+from lamella.sched.explain import describe, draw
 from lamella.sched.explain.render import COLUMNS, size_text
 
 

@@ -13,7 +13,8 @@ from lamella.base.errors import ClosedError, GrammarError
 from lamella.model.guide import Compiler, GrammarKind, GrammarSpec
 from lamella.model.guide.limits import QUICK_SECONDS, SANDBOX_SECONDS
 from lamella.model.guide.sandbox import Sandbox, SlowGrammarError
-from lamella.model.guide.translate import Lark, to_lark
+from lamella.model.guide.spec import Lark
+from lamella.model.guide.translate import to_lark
 from lamella.runtime.instance import Instance
 from lamella.server.grammars import N_WAITING_MAX, GrammarQueue
 
