@@ -4,14 +4,17 @@
 
 Each run starts a process, waits until GET /health is 200, requests one token, reads the peak memory
 and ends the process. Runs of Lamella and of the other program alternate, after one of each that is
-not counted: it compiles kernels, and the file is in the system's cache. Prints medians with the
-smallest and largest value; the last line is JSON.
+not counted: it compiles kernels and Python's bytecode, and the file is in the system's cache.
+Before each run, another process writes as much memory as a server needs: a virtual machine may have
+to get memory from its host at the first write, which takes a second per GiB. Prints medians with
+the smallest and largest value; the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import socket
 import statistics
@@ -25,7 +28,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 START_S = 300.0  # the first start may compile kernels
+SERVER_MIB = 512  # memory besides the weights
 LAMELLA = (sys.executable, "-m", "lamella.cli", "serve")
+# some environments forbid to write bytecode, so that each start compiles all modules
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Start(NamedTuple):
@@ -41,9 +47,11 @@ def measure(program: Sequence[str], model: str, more: Sequence[str]) -> Start:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    _touch_memory((SERVER_MIB << 20) + 2 * os.stat(model).st_size)
     begin = time.perf_counter()
     process = subprocess.Popen(
         [*program, "-m", model, "--port", str(port), *more],
+        env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -61,6 +69,12 @@ def measure(program: Sequence[str], model: str, more: Sequence[str]) -> Start:
     finally:
         process.terminate()
         process.wait(30)
+
+
+def _touch_memory(n_bytes: int) -> None:
+    """Write so many bytes in another process."""
+    program = "import sys, numpy; numpy.ones(int(sys.argv[1]), numpy.uint8)"
+    subprocess.run([sys.executable, "-c", program, str(n_bytes)], check=True)
 
 
 def _wait_for_health(process: subprocess.Popen[bytes], url: str, begin: float) -> None:
