@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
+from ..base.background import begin
 from ..base.log import get_logger
-from ..runtime.instance import Instance
+from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.params import ModelParams
-from ..server.app import run_server
 from ..server.config import ServerConfig
-from ..server.state import LoadProgress, ServedModel
+from ..server.progress import LoadProgress
 from .flags import (
     FOR_SERVERS,
     add_flags_of,
@@ -25,6 +26,8 @@ from .peer_options import SERVE
 from .start import open_served
 
 log = get_logger("server")
+
+N_PLAN_SECONDS: Final = 1.0  # the server listens at the latest so long after loading began
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +49,16 @@ def main(args: argparse.Namespace) -> int:
 
     progress = LoadProgress()
 
-    def load() -> ServedModel:
+    def load() -> Instance | EmbeddingInstance:
         model = open_served(params, defaults, progress)
         if isinstance(model, Instance) and model.chat.warning:
             log.warning(model.chat.warning)
         return model
 
-    return run_server(config, load, progress)
+    loading = begin(load, "lamella-open")
+    loading.add_done_callback(lambda _: progress.reading.set())  # also after an error
+    # threads that run Python take turns, but weights are read by native code
+    progress.reading.wait(N_PLAN_SECONDS)
+    from ..server.app import run_server  # noqa: PLC0415 - slow to import: the model loads meanwhile
+
+    return run_server(config, loading.result, progress)

@@ -154,7 +154,13 @@ def open_served(
             for one in (progress, watcher):
                 one.on_compile(done, total, name, seconds)
 
-        return open_model(params, defaults=defaults, on_load=on_load, on_compile=on_compile)
+        return open_model(
+            params,
+            defaults=defaults,
+            on_load=on_load,
+            on_compile=on_compile,
+            prepare_grammars=True,
+        )
 
 
 @contextmanager

@@ -137,8 +137,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a model and place its weights by the rules of `placement`.
 
-    `progress` is called about 100 times, with the bytes copied so far and the total. `overrides`
-    replace metadata: see `open_gguf`. `check_tensors`: check first that all weights are finite.
+    `progress` is called before the first copy and about 100 times more, with the bytes copied so
+    far and the total. `overrides` replace metadata: see `open_gguf`. `check_tensors`: check first
+    that all weights are finite.
 
     Raises:
         ModelFileError: the file is missing or broken, or a tensor is missing or has a shape that
@@ -383,6 +384,8 @@ def _fill(
     devices = (*placement.devices, placement.cpu)
     plain = {device.buffer_type for device in devices} | placement.pinned
     total = sum(info.nbytes for weight in sources.values() for info in weight.parts)
+    if progress is not None:
+        progress(0, total)
     done = _Progress(progress, total)
 
     def place_in_file(item: tuple[Tensor, FoundWeight]) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+from ..base.background import begin
 from ..base.errors import ModelFileError, RequestError
 from ..base.log import get_logger
 from ..kernels.devices import unused_reasons
@@ -24,6 +25,7 @@ from ..model.context import Context
 from ..model.description import file_type
 from ..model.embed_context import EmbedContext, context_type, embeds
 from ..model.gguf import Array, GGUFFile, Metadata, OverriddenMetadata, open_gguf
+from ..model.guide import Compiler
 from ..model.loader import load_model
 from ..model.metadata_params import metadata_overrides
 from ..model.sampling import load_kernels, recommended_sampling, want_kernels
@@ -61,6 +63,7 @@ def open_model(
     defaults: Mapping[str, Any] | None = None,
     on_load: OnLoad | None = None,
     on_compile: CompileProgress | None = None,
+    prepare_grammars: bool = False,
 ) -> Instance | EmbeddingInstance:
     """Load a model and start the thread that runs its requests.
 
@@ -68,6 +71,8 @@ def open_model(
         params: what to open and how. They and the file decide if it computes embeddings.
         defaults: default values of `RequestParams`. They replace the file's recommendations.
         on_load, on_compile: progress callbacks.
+        prepare_grammars: prepare the compiler of grammars while the weights are read. Otherwise the
+            first request with a grammar waits for it.
 
     Raises:
         ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
@@ -83,7 +88,12 @@ def open_model(
         for reason in unused_reasons(of_present=True):
             log.info(reason)
     if plan.pooling is None:
-        return _open_engine(plan, parts, defaults or {}, on_load, on_compile)
+        compiler = Compiler(parts.vocab)
+        preparing = begin(compiler.prepare, "lamella-grammars") if prepare_grammars else None
+        instance = _open_engine(plan, parts, compiler, defaults or {}, on_load, on_compile)
+        if preparing is not None:
+            preparing.result()
+        return instance
     return _open_embedder(plan, parts, on_load, on_compile)
 
 
@@ -145,6 +155,7 @@ def open_embedding(
 def _open_engine(
     plan: ModelPlan,
     parts: FileParts,
+    compiler: Compiler,
     defaults: Mapping[str, Any],
     on_load: OnLoad | None,
     on_compile: CompileProgress | None,
@@ -164,6 +175,7 @@ def _open_engine(
             parts.vocab,
             n_parallel=plan.params.context.n_parallel,
             params=plan.params.engine,
+            compiler=compiler,
         )
         instance = Instance(
             params=plan.params,

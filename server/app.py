@@ -1,9 +1,9 @@
 """The HTTP server: the aiohttp application, listening, loading, and stopping in time.
 
-The server listens first and loads the model then. Until the model is loaded, requests get status
-503; preflights and files of `--path` do not. On SIGTERM or SIGINT the server stops accepting
-connections, cancels running generations, and exits within `N_STOP_SECONDS`, even if a thread is
-busy. It does not know what the routes do.
+The server listens before it has the model. Until then requests get status 503; preflights and
+files of `--path` do not. On SIGTERM or SIGINT the server stops accepting connections, cancels
+running generations, and exits within `N_STOP_SECONDS`, even if a thread is busy. It does not know
+what the routes do.
 Tested by tests/server/test_http_app.py and test_http_process.py.
 """
 
@@ -35,9 +35,10 @@ from .http_protocol import HttpRunner
 from .listening import listen, urls
 from .metrics import Metrics
 from .page import index, static_file
+from .progress import LoadProgress
 from .request_log import log_requests
 from .responses import routes as responses
-from .state import STATE, LoadProgress, ServedModel, ServerState
+from .state import STATE, ServedModel, ServerState
 
 log = get_logger("server")
 

@@ -8,37 +8,22 @@ Tested by tests/server/test_http_app.py.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Final
 
 from aiohttp import web
 
+from ..base.background import begin
 from ..runtime.instance import EmbeddingInstance, Instance
 from .bridge import Bridge, Deliveries
 from .config import ServerConfig
 from .grammars import GrammarQueue
+from .progress import LoadProgress
 from .responses.store import ResponseStore
 
 ServedModel = Instance | EmbeddingInstance
 
 N_BYTES_SIZES: Final = (64 * 1024, 1024 * 1024)  # a body waits only for others of its size
-
-
-class LoadProgress:
-    """What a loading model does now, as a text. Any thread may set or read it."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def on_load(self, done: int, total: int) -> None:
-        """Report that `done` of `total` bytes of weights are loaded."""
-        self.text = f"loading weights, {100 * done // max(total, 1)}%"
-
-    def on_compile(self, done: int, total: int, name: str, seconds: float) -> None:
-        """Report that `done` of `total` kernels are compiled."""
-        self.text = f"preparing: compiling kernels, {done} of {total}"
 
 
 class ServerState:
@@ -60,24 +45,8 @@ class ServerState:
         self.progress = progress or LoadProgress()
 
     async def load(self, load: Callable[[], ServedModel]) -> None:
-        """Call `load` in a thread of its own. Raises what `load` raises.
-
-        The thread is a daemon and belongs to no pool, so a stopping server does not wait for it.
-        """
-        loaded: Future[ServedModel] = Future()
-        loaded.set_running_or_notify_cancel()
-
-        def work() -> None:
-            try:
-                model = load()
-                if isinstance(model, Instance):
-                    model.engine.compiler.prepare()
-                loaded.set_result(model)
-            except BaseException as error:
-                loaded.set_exception(error)
-
-        threading.Thread(target=work, name="lamella-load", daemon=True).start()
-        self.model = await asyncio.wrap_future(loaded)
+        """Call `load` in a thread of its own. Raises what `load` raises."""
+        self.model = await asyncio.wrap_future(begin(load, "lamella-load"))
 
 
 STATE: Final = web.AppKey("state", ServerState)

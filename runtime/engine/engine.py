@@ -44,16 +44,23 @@ class Engine:
     """
 
     def __init__(
-        self, context: Context, vocab: Vocab, *, n_parallel: int, params: EngineParams
+        self,
+        context: Context,
+        vocab: Vocab,
+        *,
+        n_parallel: int,
+        params: EngineParams,
+        compiler: Compiler | None = None,
     ) -> None:
-        """Raises RequestError: `n_parallel` is out of range."""
+        """`compiler`: of grammars; None: a new one. Raises RequestError: `n_parallel` is out of
+        range."""
         if not 1 <= n_parallel <= context.n_seq_max:
             raise RequestError(f"n_parallel {n_parallel}: must be 1 to {context.n_seq_max}")
         self.context = context
         self.vocab = vocab
         self.n_parallel = n_parallel
         self._queue = JobQueue(params.max_waiting)
-        self.compiler = Compiler(vocab)
+        self.compiler = compiler or Compiler(vocab)
         self._runner = Runner(context, vocab, self._queue, n_parallel, params.max_itl)
         self._worker = Worker("lamella-engine", self._run)
         self._when_stepped: list[Callable[[], None]] = []

@@ -23,7 +23,6 @@ from shapes import Shape
 from tiny_models import TINY, write_model
 from weight_types import Type
 
-from lamella.cli import serve
 from lamella.runtime.instance import Instance
 
 N_CLIENTS = 8
@@ -199,7 +198,7 @@ def test_a_warning_about_the_chat_template(
         load().close()
         return 0
 
-    monkeypatch.setattr(serve, "run_server", load_only)
+    monkeypatch.setattr("lamella.server.app.run_server", load_only)
     file = tmp_path / "model.gguf"
     metadata = {} if template is None else {"tokenizer.chat_template": template}
     write_model(TINY["llama"], file, metadata=metadata)

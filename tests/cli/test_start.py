@@ -12,7 +12,7 @@ from rich.console import Console
 from lamella.cli import start
 from lamella.cli.start import StartProgress
 from lamella.runtime.params import OpenParams
-from lamella.server.state import LoadProgress
+from lamella.server.progress import LoadProgress
 
 
 def progress(is_terminal: bool) -> tuple[StartProgress, io.StringIO]:

@@ -31,7 +31,8 @@ from lamella.runtime.params import EngineParams
 from lamella.runtime.plan import ModelPlan
 from lamella.server.app import serve
 from lamella.server.config import ServerConfig
-from lamella.server.state import LoadProgress, ServedModel
+from lamella.server.progress import LoadProgress
+from lamella.server.state import ServedModel
 
 assert VOCAB.n_tokens == len(PIECES)
 

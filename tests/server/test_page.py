@@ -17,8 +17,8 @@ from lamella.server.config import ServerConfig
 from lamella.server.listening import listen as listen_plainly
 from lamella.server.page import POLICY
 from lamella.server.page_calls import GENERATING
+from lamella.server.progress import LoadProgress
 from lamella.server.request_log import RequestRecord
-from lamella.server.state import LoadProgress
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
