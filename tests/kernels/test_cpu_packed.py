@@ -326,7 +326,7 @@ def assert_gated_bits(
 @each_type(FORMATS)
 def test_gated_units_have_the_bits_of_single_ops(type: GGMLType) -> None:
     k = lengths(type)[1]
-    for n, m in ((1, 1), (17, 5), (40, 31), (600, 1), (1100, 16)):
+    for n, m in ((1, 1), (17, 5), (40, 31), (600, 1), (1100, 16), (300, 67)):
         a, b = (packed(random_weights(type, n, k, seed=s)) for s in range(2))
         for n_threads in (1, 2, 3):
             x = normal(m, k, seed=1)

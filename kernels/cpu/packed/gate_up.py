@@ -27,18 +27,19 @@ from .activations import filled, prepared_columns, width_of
 from .formats import FORMATS
 from .micro import RESULTS_BYTES
 from .products import (
-    CHUNK_BYTES,
     COLUMN,
     EXPERT_BYTES,
     GROUP_BYTES,
     IS_FLOAT,
     MOST_AT_ONCE,
-    N_BLOCKS,
+    UNPACKED_GROUP,
     can_multiply_matrix,
     chunk_of,
     is_small,
-    micro_of,
+    multiply_tile,
     product_params,
+    unpacked,
+    unpacked_bytes,
 )
 from .tiles import MOST, ROWS
 
@@ -46,7 +47,7 @@ from .tiles import MOST, ROWS
 GATED_ROW: Final = EXPERT_BYTES + 1
 SCALARS: Final = GATED_ROW + 1
 CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE  # bytes of a column's results in scratch memory
-SCRATCH_BYTES: Final = RESULTS_BYTES + 2 * MOST * CHUNK_ROW
+UNPACKED_AT: Final = RESULTS_BYTES + 2 * MOST * CHUNK_ROW  # offset in scratch memory
 
 
 def _gated_row(name: str, function: Callable[..., Any]) -> Kernel:
@@ -66,34 +67,36 @@ GATED_ROWS: Final = {op: _gated_row(f"{op.name.lower()}_row", f) for op, f in GA
 
 
 @inlined
-def _multiply(p, matrix, group, count, tile, width, n_columns, results, to):
+def _multiply(p, weights, ready, count, tile, width, n_columns, results, to):
     """Multiply `count` groups of a matrix with a tile of columns, into rows of scratch at `to`."""
     for i in range(n_columns):
         store_i64(results + 8 * i, to + CHUNK_ROW * i)
-    weights = data(p, matrix) + group * int_param(p, GROUP_BYTES)
-    args = (weights, count, ROWS * count, int_param(p, N_BLOCKS), tile, results, 0, n_columns)
-    call_at(micro_of(p, width), args)
+    multiply_tile(p, weights, ready, count, ROWS * count, tile, results, 0, width, n_columns)
 
 
 @kernel
 def mul_mat_gated_packed(p, ith, nth):
     """Tensors: the result, the gate's weights, columns, the other weights."""
     n, m = ne(p, 1, 1), n_rows(p, 2)
-    n_groups = (n + ROWS - 1) // ROWS
-    chunk = chunk_of(p, n_groups, nth, CHUNK_BYTES // 2)
+    n_groups, group_size = (n + ROWS - 1) // ROWS, int_param(p, GROUP_BYTES)
+    chunk = chunk_of(p, n_groups, nth, m, 2)
     n_chunks = (n_groups + chunk - 1) // chunk
     results = work(p, ith)
     gate = results + RESULTS_BYTES
     up, is_float = gate + MOST * CHUNK_ROW, int_param(p, IS_FLOAT)
+    first = results + UNPACKED_AT
+    second = first + chunk * int_param(p, UNPACKED_GROUP)
     item = take(p, n_chunks, nth)
     while item < n_chunks:
         group = item * chunk
         count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
+        a, b = data(p, 1) + group * group_size, data(p, 3) + group * group_size
+        ready_a, ready_b = unpacked(p, a, count, m, first), unpacked(p, b, count, m, second)
         while c < m:
             width = width_of(m - c, is_float)
             n_columns = filled(m - c, width, is_float)
-            _multiply(p, 1, group, count, tile, width, n_columns, results, gate)
-            _multiply(p, 3, group, count, tile, width, n_columns, results, up)
+            _multiply(p, a, ready_a, count, tile, width, n_columns, results, gate)
+            _multiply(p, b, ready_b, count, tile, width, n_columns, results, up)
             for i in range(min(width, m - c)):
                 at, out = CHUNK_ROW * i, row(p, 0, c + i) + 4 * ROWS * group
                 size = min(ROWS * count, n - ROWS * group)
@@ -125,7 +128,7 @@ def gate_up(chain: GateUp) -> Sequence[CpuCall] | None:
             mul_mat_gated_packed,
             params,
             is_small(gate),
-            SCRATCH_BYTES,
+            UNPACKED_AT + unpacked_bytes(a, gate.src[1].n_rows, 2),
             prepared=[columns],
             tensors=chain.tensors,
         )

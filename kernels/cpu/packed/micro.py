@@ -24,7 +24,6 @@ from ..simd.memory import (
     store_f32x16,
 )
 from ..simd.vectors import zero as zero_vector
-from . import unpacking_iq as _unpacking_iq  # noqa: F401 - declare their steps
 from .formats import FORMATS
 from .single import SINGLE_STEPS
 from .tiles import (
@@ -36,6 +35,7 @@ from .tiles import (
     SUM_BYTES,
     VALUES,
     WIDTHS,
+    Kind,
     add_tiles,
     counted_sums,
     float_products,
@@ -44,6 +44,8 @@ from .tiles import (
     store_sums,
     tile_type,
 )
+from .unpacked import record_bytes as unpacked_record
+from .unpacked import unpacked_step
 from .unpacking import AHEAD, STEPS
 
 MICRO_ARGS: Final = 8
@@ -62,17 +64,34 @@ def micro_kernel(type: GGMLType, width: int) -> Kernel:
     if width == 1 and type in SINGLE_STEPS:
         run = _single_kernel(type)
     elif form.kind is not None:
-        counted = tile_type(width) is counted_sums
-        run = (_counted_kernel if counted else _integer_kernel)(type, width)
+        multiply = integer_products(form.kind, width, largest=form.largest)
+        step = STEPS[type](multiply, COLUMN_BYTES * width)
+        run = _integer_kernel(step, form.record_bytes, width, _blocks(type))
     else:
         run = (_wide_float_kernel if width >= WIDE else _float_kernel)(type, width)
     run.__name__ = f"packed_{type.name.lower()}_x{width}"
     return Kernel(run, MICRO_ARGS)
 
 
-def _integer_kernel(type: GGMLType, width: int) -> Any:
-    step, zero, store = _step(type, width), zero_tile(width), store_sums(width)
-    record, tile_bytes = FORMATS[type].record_bytes, COLUMN_BYTES * width * _blocks(type)
+@family
+def unpacked_micro_kernel(kind: Kind, largest: int) -> Kernel:
+    """The kernel for unpacked weights of this kind, whose bytes are at most `largest`, and for the
+    widest tiles. A block is an unpacked record."""
+    width = QUANTIZED_WIDTHS[0]
+    step = unpacked_step(kind, integer_products(kind, width, largest=largest))
+    run = _integer_kernel(step, unpacked_record(kind), width, 1)
+    run.__name__ = f"unpacked_{kind.name.lower()}_{largest}_x{width}"
+    return Kernel(run, MICRO_ARGS)
+
+
+def _integer_kernel(step: Any, record: int, width: int, n: int) -> Any:
+    """The function for a step over `record` bytes of weights and `n` blocks of each column."""
+    make = _counted_kernel if tile_type(width) is counted_sums else _summing_kernel
+    return make(step, record, width, COLUMN_BYTES * width * n)
+
+
+def _summing_kernel(step: Any, record: int, width: int, tile_bytes: int) -> Any:
+    zero, store = zero_tile(width), store_sums(width)
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
         p = weights
@@ -104,10 +123,7 @@ def _single_kernel(type: GGMLType) -> Any:
     return run
 
 
-def _counted_kernel(type: GGMLType, width: int) -> Any:
-    step = _step(type, width)
-    record, tile_bytes = FORMATS[type].record_bytes, COLUMN_BYTES * width * _blocks(type)
-
+def _counted_kernel(step: Any, record: int, width: int, tile_bytes: int) -> Any:
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
         p, sums = weights, (results + _SUMS_AT, n_columns)
         for group in range(n_groups):
@@ -124,13 +140,6 @@ def _counted_kernel(type: GGMLType, width: int) -> Any:
                 store_f32_part(load_i64(results + 8 * c) + to, sum, n_rows - ROWS * group)
 
     return run
-
-
-def _step(type: GGMLType, width: int) -> Any:
-    form = FORMATS[type]
-    assert form.kind is not None, f"{type.name} is not quantized"
-    multiply = integer_products(form.kind, width, largest=form.largest)
-    return STEPS[type](multiply, COLUMN_BYTES * width)
 
 
 def _blocks(type: GGMLType) -> int:

@@ -1,7 +1,8 @@
 """Kernels of products with packed weights: MUL_MAT, and MUL_MAT_ID for experts.
 
 Threads divide the groups of rows. A thread multiplies a chunk of groups with all columns, tile by
-tile; the chunk stays in the second cache. Tested by tests/kernels/test_cpu_packed.py.
+tile; the chunk stays in the second cache. For many columns, the chunk is unpacked first.
+Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -42,15 +43,21 @@ from .activations import (
     width_of,
 )
 from .formats import FORMATS, Format, format_of
-from .micro import RESULTS_BYTES, micro_kernel
+from .micro import RESULTS_BYTES, micro_kernel, unpacked_micro_kernel
 from .tiles import COLUMN_BYTES, QUANTIZED_WIDTHS, ROWS, VALUES, WIDTHS
+from .unpacked import group_bytes, unpack_kernel
 
 CHUNK_BYTES: Final = 1 << 17  # bytes of weights that stay in the second cache
+UNPACKED_BYTES: Final = 1 << 18  # the same if they are unpacked
 CHUNKS_PER_THREAD: Final = 4  # several, so that other threads wait only briefly for a slow one
 MOST_AT_ONCE: Final = 32  # most groups of a chunk
 
 # multiplications below which a second thread costs more than it gains: about 2 us
 SMALL_WORK: Final = 1 << 18
+
+# columns from which weights are unpacked once for all tiles: it costs what it saves in 2 to 4 tiles
+# of 16, but in 8 if unpacking is an operation or two
+MANY: Final = 64
 
 # parameters
 MICRO: Final = 0  # addresses of the micro-kernels, widest first
@@ -58,20 +65,47 @@ N_BLOCKS: Final = max(len(WIDTHS), len(QUANTIZED_WIDTHS))  # blocks of a row of 
 GROUP_BYTES: Final = N_BLOCKS + 1
 COLUMN: Final = GROUP_BYTES + 1  # bytes of a column in its tile
 IS_FLOAT: Final = COLUMN + 1
-EXPERT_BYTES: Final = IS_FLOAT + 1
+UNPACK: Final = IS_FLOAT + 1  # the kernel that unpacks weights
+UNPACKED_MICRO: Final = UNPACK + 1  # the micro-kernel of unpacked weights, for the widest tiles
+UNPACKED_GROUP: Final = UNPACKED_MICRO + 1  # bytes of an unpacked group; 0 for floats
+EXPERT_BYTES: Final = UNPACKED_GROUP + 1
 FINISH: Final = EXPERT_BYTES + 1  # of a MUL_MAT: the kernel that adds a bias, or 0
 
 
 @inlined
-def chunk_of(p, n_groups, nth, most_bytes):
+def is_unpacked(p, m):
+    """True if weights are unpacked for `m` columns."""
+    return m >= MANY and int_param(p, UNPACKED_GROUP) != 0
+
+
+@inlined
+def chunk_of(p, n_groups, nth, m, n_matrices):
     """The number of groups of a chunk: pairs, which some micro-kernels multiply at once, or 1."""
-    most = max(2, min(MOST_AT_ONCE, most_bytes // int_param(p, GROUP_BYTES)))
-    n = min(most, n_groups // (CHUNKS_PER_THREAD * nth))
+    if is_unpacked(p, m):
+        most = UNPACKED_BYTES // n_matrices // int_param(p, UNPACKED_GROUP)
+    else:
+        most = CHUNK_BYTES // n_matrices // int_param(p, GROUP_BYTES)
+    n = min(max(2, min(MOST_AT_ONCE, most)), n_groups // (CHUNKS_PER_THREAD * nth))
     return max(1, n // 2 * 2)
 
 
 @inlined
-def micro_of(p, width):
+def unpacked(p, weights, count, m, to):
+    """Unpack `count` groups at `to` if that helps for `m` columns. Return `to`, or 0 if not."""
+    if not is_unpacked(p, m):
+        return 0
+    call_at(int_param(p, UNPACK), (weights, count * int_param(p, N_BLOCKS), to))
+    return to
+
+
+@inlined
+def multiply_tile(p, weights, unpacked, count, rows, tile, results, offset, width, n_columns):
+    """Multiply `count` groups with a tile; `unpacked` is 0 or the groups' address in scratch."""
+    if unpacked != 0 and width == QUANTIZED_WIDTHS[0]:
+        n_blocks = ne(p, 1, 0) // VALUES
+        args = (unpacked, count, rows, n_blocks, tile, results, offset, n_columns)
+        call_at(int_param(p, UNPACKED_MICRO), args)
+        return
     i = 0
     if int_param(p, IS_FLOAT) != 0:
         while WIDTHS[i] != width:
@@ -79,7 +113,9 @@ def micro_of(p, width):
     else:
         while QUANTIZED_WIDTHS[i] != width:
             i += 1
-    return int_param(p, MICRO + i)
+    n_blocks = int_param(p, N_BLOCKS)
+    args = (weights, count, rows, n_blocks, tile, results, offset, n_columns)
+    call_at(int_param(p, MICRO + i), args)
 
 
 @kernel
@@ -87,7 +123,7 @@ def mul_mat_packed(p, ith, nth):
     """Packed rows [k, n] times columns [k, ...]: [n, ...]; with FINISH, tensor 3 is a bias [n]."""
     n, m = ne(p, 1, 1), n_rows(p, 2)
     n_groups = (n + ROWS - 1) // ROWS
-    chunk = chunk_of(p, n_groups, nth, CHUNK_BYTES)
+    chunk = chunk_of(p, n_groups, nth, m, 1)
     n_chunks = (n_groups + chunk - 1) // chunk
     results, is_float = work(p, ith), int_param(p, IS_FLOAT)
     item = take(p, n_chunks, nth)
@@ -95,14 +131,14 @@ def mul_mat_packed(p, ith, nth):
         group = item * chunk
         count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
         weights = data(p, 1) + group * int_param(p, GROUP_BYTES)
+        ready = unpacked(p, weights, count, m, results + RESULTS_BYTES)
         while c < m:
             width = width_of(m - c, is_float)
             n_columns = filled(m - c, width, is_float)
             for i in range(n_columns):
                 store_i64(results + 8 * i, row(p, 0, min(c + i, m - 1)))
             rows, offset = n - ROWS * group, 4 * ROWS * group
-            args = (weights, count, rows, int_param(p, N_BLOCKS), tile, results, offset, n_columns)
-            call_at(micro_of(p, width), args)
+            multiply_tile(p, weights, ready, count, rows, tile, results, offset, width, n_columns)
             if int_param(p, FINISH) != 0:
                 for i in range(min(width, m - c)):
                     to, bias = row(p, 0, c + i) + offset, data(p, 3) + offset
@@ -168,28 +204,27 @@ def mul_mat_id_packed(p, ith, nth):
     n, n_used = ne(p, 1, 1), ne(p, 3, 0)
     begins = prepared(p, 0)
     pairs = begins + 4 * (ne(p, 1, 2) + 1)
-    n_groups = (n + ROWS - 1) // ROWS
-    chunk, results = chunk_of(p, n_groups, nth, CHUNK_BYTES), work(p, ith)
+    n_groups, results = (n + ROWS - 1) // ROWS, work(p, ith)
     is_float = int_param(p, IS_FLOAT)
     for e in range(ne(p, 1, 2)):
         begin, end = load_i32(begins + 4 * e), load_i32(begins + 4 * e + 4)
         if begin == end:
             continue
-        weights = data(p, 1) + e * int_param(p, EXPERT_BYTES)
+        weights, m = data(p, 1) + e * int_param(p, EXPERT_BYTES), end - begin
+        chunk = chunk_of(p, n_groups, nth, m, 1)
         last = first_of(n_groups, ith + 1, nth)
         for group in range(first_of(n_groups, ith, nth), last, chunk):
-            at = begin
+            at, count = begin, min(chunk, last - group)
+            w = weights + group * int_param(p, GROUP_BYTES)
+            ready = unpacked(p, w, count, m, results + RESULTS_BYTES)
             while at < end:
                 width = width_of(end - at, is_float)
                 n_columns = filled(end - at, width, is_float)
                 for i in range(n_columns):
                     pair = load_i32(pairs + 4 * min(at + i, end - 1))
                     store_i64(results + 8 * i, row_at(p, 0, pair % n_used, pair // n_used, 0))
-                w = weights + group * int_param(p, GROUP_BYTES)
-                tile = _tile_of(p, e, at)
-                count, rows, offset = min(chunk, last - group), n - ROWS * group, 4 * ROWS * group
-                args = (w, count, rows, int_param(p, N_BLOCKS), tile, results, offset, n_columns)
-                call_at(micro_of(p, width), args)
+                tile, rows, offset = _tile_of(p, e, at), n - ROWS * group, 4 * ROWS * group
+                multiply_tile(p, w, ready, count, rows, tile, results, offset, width, n_columns)
                 at += width
 
 
@@ -217,7 +252,21 @@ def product_params(form: Format, a: Tensor) -> list[Param]:
     micro += [0] * (N_BLOCKS - len(widths))
     n_blocks = a.ne[0] // a.type.block_size
     group, column = n_blocks * form.record_bytes, column_bytes(form, a.ne[0])
-    return [*micro, n_blocks, group, column, form.kind is None, form.bytes_of(a.ne[0], a.ne[1])]
+    unpack: list[Param] = [0, 0, 0]
+    if form.kind is not None:
+        many = unpacked_micro_kernel(form.kind, form.largest)
+        unpack = [unpack_kernel(a.type), many, group_bytes(form, a.ne[0])]
+    size = form.bytes_of(a.ne[0], a.ne[1])
+    return [*micro, n_blocks, group, column, form.kind is None, *unpack, size]
+
+
+def unpacked_bytes(a: Tensor, m: int, n_matrices: int = 1) -> int:
+    """The scratch memory of a thread for the unpacked groups of a chunk, for `m` columns."""
+    group = group_bytes(FORMATS[a.type], a.ne[0])
+    if m < MANY or group == 0:
+        return 0
+    most = UNPACKED_BYTES // n_matrices // group
+    return n_matrices * group * max(2, min(MOST_AT_ONCE, most))
 
 
 def is_small(node: Tensor) -> bool:
@@ -234,7 +283,8 @@ def mul_mat_call(node: Tensor, finish: Param = 0) -> CpuCall:
     a, b = node.src
     form = FORMATS[a.type]
     params, columns = [*product_params(form, a), finish], prepared_columns(form, b)
-    return CpuCall(mul_mat_packed, params, is_small(node), RESULTS_BYTES, prepared=[columns])
+    work = RESULTS_BYTES + unpacked_bytes(a, b.n_rows)
+    return CpuCall(mul_mat_packed, params, is_small(node), work, prepared=[columns])
 
 
 @implements_packed(Op.MUL_MAT_ID, supports=_can_multiply)
@@ -245,7 +295,8 @@ def _mul_mat_id(node: Tensor) -> Sequence[CpuCall]:
     sources = [groups_of_experts(node), columns]
     # a tile of each expert may lack columns
     scratch = (ids.n_elements + a.ne[2] * n_missing(form)) * column_bytes(form, a.ne[0])
+    work = RESULTS_BYTES + unpacked_bytes(a, ids.n_elements)
     return [
         CpuCall(gather_columns, params, small, scratch=scratch, prepared=sources),
-        CpuCall(mul_mat_id_packed, params, small, RESULTS_BYTES, scratch, prepared=sources[:1]),
+        CpuCall(mul_mat_id_packed, params, small, work, scratch, prepared=sources[:1]),
     ]
