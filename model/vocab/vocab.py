@@ -219,7 +219,11 @@ class Vocab:
 
     def pieces(self) -> list[bytes]:
         """Return the bytes of all tokens by id, as `piece` does for one."""
-        return [b"" if id in self._hidden else self._shown(id) for id in range(self.n_tokens)]
+        found = list(self._encoder.pieces)
+        for id, type in enumerate(self._types):
+            if type not in _PLAIN:
+                found[id] = b"" if id in self._hidden else self._shown(id)
+        return found
 
     @property
     def control_ids(self) -> frozenset[int]:

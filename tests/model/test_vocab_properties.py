@@ -142,3 +142,9 @@ def test_the_kernels_of_a_vocabulary_are_those_that_it_calls(
     assert set(called) == {kernel.name for kernel in v.kernels}
     v.load_kernels()
     assert all(kernel.address for kernel in v.kernels)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_all_pieces_are_those_of_each_token(kind: str) -> None:
+    vocab = MAKERS[kind]()
+    assert vocab.pieces() == [vocab.piece(id) for id in range(vocab.n_tokens)]
