@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
+from itertools import pairwise
 from itertools import product as pairs_of
 
 import cpu_run
@@ -27,6 +29,7 @@ from lamella.graph import GGMLType, GluOp, Graph, Tensor, UnaryOp, ops
 from lamella.kernels.cpu.kernel_set import KERNELS
 from lamella.kernels.cpu.packed.biased import BIASED_ROWS
 from lamella.kernels.cpu.packed.formats import FORMATS
+from lamella.kernels.cpu.packed.products import chunk_begin, n_chunks_of
 from lamella.kernels.cpu.packed.tiles import QUANTIZED_WIDTHS, WIDTHS
 from lamella.kernels.cpu.plan import CpuPlan
 
@@ -473,3 +476,18 @@ def test_what_is_supported() -> None:
     for what, node in others.items():
         assert not KERNELS.supports(node), what
     assert WIDTHS[-1] == QUANTIZED_WIDTHS[-1] == 1  # any number of columns has tiles
+
+
+@pytest.mark.parametrize("most", [2, 6, 14, 32, 512])
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
+def test_chunks_let_threads_end_together(n_threads: int, most: int) -> None:
+    for n_groups in range(1, 1100):
+        n = n_chunks_of(n_groups, most, n_threads)
+        begins = [chunk_begin(n_groups, i, n) for i in range(n + 1)]
+        sizes = [end - begin for begin, end in pairwise(begins)]
+        assert begins[0] == 0 and begins[-1] == n_groups
+        assert min(sizes) >= 0 and max(sizes) <= most
+        done = [0] * n_threads  # by each thread; the first that is free takes the next chunk
+        for size in sizes:
+            heapq.heapreplace(done, done[0] + size)
+        assert max(done) <= -(-n_groups // n_threads) + 1, n_groups

@@ -34,9 +34,11 @@ from .products import (
     MOST_AT_ONCE,
     UNPACKED_GROUP,
     can_multiply_matrix,
-    chunk_of,
+    chunk_begin,
     is_small,
+    most_at_once,
     multiply_tile,
+    n_chunks_of,
     product_params,
     unpacked,
     unpacked_bytes,
@@ -46,7 +48,8 @@ from .tiles import MOST, ROWS
 # parameters: the kernel that applies the GLU to rows, and two numbers of the GLU
 GATED_ROW: Final = EXPERT_BYTES + 1
 SCALARS: Final = GATED_ROW + 1
-CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE  # bytes of a column's results in scratch memory
+# bytes of a column's results in scratch memory; a single column may have those of all
+CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE
 UNPACKED_AT: Final = RESULTS_BYTES + 2 * MOST * CHUNK_ROW  # offset in scratch memory
 
 
@@ -79,17 +82,17 @@ def mul_mat_gated_packed(p, ith, nth):
     """Tensors: the result, the gate's weights, columns, the other weights."""
     n, m = ne(p, 1, 1), n_rows(p, 2)
     n_groups, group_size = (n + ROWS - 1) // ROWS, int_param(p, GROUP_BYTES)
-    chunk = chunk_of(p, n_groups, nth, m, 2)
-    n_chunks = (n_groups + chunk - 1) // chunk
+    most = most_at_once(p, m, 2)
+    n_chunks = n_chunks_of(n_groups, most, nth)
     results = work(p, ith)
     gate = results + RESULTS_BYTES
     up, is_float = gate + MOST * CHUNK_ROW, int_param(p, IS_FLOAT)
     first = results + UNPACKED_AT
-    second = first + chunk * int_param(p, UNPACKED_GROUP)
+    second = first + most * int_param(p, UNPACKED_GROUP)
     item = take(p, n_chunks, nth)
     while item < n_chunks:
-        group = item * chunk
-        count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
+        group = chunk_begin(n_groups, item, n_chunks)
+        count, tile, c = chunk_begin(n_groups, item + 1, n_chunks) - group, prepared(p, 0), 0
         a, b = data(p, 1) + group * group_size, data(p, 3) + group * group_size
         ready_a, ready_b = unpacked(p, a, count, m, first), unpacked(p, b, count, m, second)
         while c < m:

@@ -1,7 +1,9 @@
 """Kernels of products with packed weights: MUL_MAT, and MUL_MAT_ID for experts.
 
 Threads divide the groups of rows. A thread multiplies a chunk of groups with all columns, tile by
-tile; the chunk stays in the second cache. For many columns, the chunk is unpacked first.
+tile; the chunk stays in the second cache. For many columns, the chunk is unpacked first. With
+one column, each weight is read once, and chunks are long, because the processor must find out at
+each start what to read ahead.
 Tested by tests/kernels/test_cpu_packed.py.
 """
 
@@ -44,13 +46,15 @@ from .activations import (
 )
 from .formats import FORMATS, Format, format_of
 from .micro import RESULTS_BYTES, micro_kernel, unpacked_micro_kernel
-from .tiles import COLUMN_BYTES, QUANTIZED_WIDTHS, ROWS, VALUES, WIDTHS
+from .tiles import COLUMN_BYTES, MOST, QUANTIZED_WIDTHS, ROWS, VALUES, WIDTHS
 from .unpacked import group_bytes, unpack_kernel
 
 CHUNK_BYTES: Final = 1 << 17  # bytes of weights that stay in the second cache
 UNPACKED_BYTES: Final = 1 << 18  # the same if they are unpacked
+STREAM_BYTES: Final = 1 << 20  # bytes of a chunk for one column
 CHUNKS_PER_THREAD: Final = 4  # several, so that other threads wait only briefly for a slow one
 MOST_AT_ONCE: Final = 32  # most groups of a chunk
+MOST_IN_STREAM: Final = MOST_AT_ONCE * MOST  # and for one column: the same number of results
 
 # multiplications below which a second thread costs more than it gains: about 2 us
 SMALL_WORK: Final = 1 << 18
@@ -79,14 +83,31 @@ def is_unpacked(p, m):
 
 
 @inlined
-def chunk_of(p, n_groups, nth, m, n_matrices):
-    """The number of groups of a chunk: pairs, which some micro-kernels multiply at once, or 1."""
-    if is_unpacked(p, m):
-        most = UNPACKED_BYTES // n_matrices // int_param(p, UNPACKED_GROUP)
-    else:
-        most = CHUNK_BYTES // n_matrices // int_param(p, GROUP_BYTES)
-    n = min(max(2, min(MOST_AT_ONCE, most)), n_groups // (CHUNKS_PER_THREAD * nth))
-    return max(1, n // 2 * 2)
+def most_at_once(p, m, n_matrices):
+    """The most groups of a chunk of each of `n_matrices`. It is even: some micro-kernels multiply
+    pairs of groups."""
+    n_bytes, size, most = CHUNK_BYTES, int_param(p, GROUP_BYTES), MOST_AT_ONCE
+    if m == 1:
+        n_bytes, most = STREAM_BYTES, MOST_IN_STREAM
+    elif is_unpacked(p, m):
+        n_bytes, size = UNPACKED_BYTES, int_param(p, UNPACKED_GROUP)
+    return max(2, min(most, n_bytes // n_matrices // size) // 2 * 2)
+
+
+@inlined
+def n_chunks_of(n_groups, most, nth):
+    """The number of chunks: the same for each thread, if all are equally fast."""
+    n = max((n_groups + most - 1) // most, min(n_groups, CHUNKS_PER_THREAD * nth))
+    return (n + nth - 1) // nth * nth
+
+
+@inlined
+def chunk_begin(n_groups, chunk, n_chunks):
+    """The first group of a chunk. The first chunks may be larger by a pair of groups, or by one
+    group if there are few."""
+    unit = 2 if n_groups >= 2 * n_chunks else 1
+    n = (n_groups + unit - 1) // unit
+    return min(n_groups, unit * (n // n_chunks * chunk + min(chunk, n % n_chunks)))
 
 
 @inlined
@@ -123,13 +144,12 @@ def mul_mat_packed(p, ith, nth):
     """Packed rows [k, n] times columns [k, ...]: [n, ...]; with FINISH, tensor 3 is a bias [n]."""
     n, m = ne(p, 1, 1), n_rows(p, 2)
     n_groups = (n + ROWS - 1) // ROWS
-    chunk = chunk_of(p, n_groups, nth, m, 1)
-    n_chunks = (n_groups + chunk - 1) // chunk
+    n_chunks = n_chunks_of(n_groups, most_at_once(p, m, 1), nth)
     results, is_float = work(p, ith), int_param(p, IS_FLOAT)
     item = take(p, n_chunks, nth)
     while item < n_chunks:
-        group = item * chunk
-        count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
+        group = chunk_begin(n_groups, item, n_chunks)
+        count, tile, c = chunk_begin(n_groups, item + 1, n_chunks) - group, prepared(p, 0), 0
         weights = data(p, 1) + group * int_param(p, GROUP_BYTES)
         ready = unpacked(p, weights, count, m, results + RESULTS_BYTES)
         while c < m:
@@ -211,8 +231,7 @@ def mul_mat_id_packed(p, ith, nth):
         if begin == end:
             continue
         weights, m = data(p, 1) + e * int_param(p, EXPERT_BYTES), end - begin
-        chunk = chunk_of(p, n_groups, nth, m, 1)
-        last = first_of(n_groups, ith + 1, nth)
+        chunk, last = most_at_once(p, m, 1), first_of(n_groups, ith + 1, nth)
         for group in range(first_of(n_groups, ith, nth), last, chunk):
             at, count = begin, min(chunk, last - group)
             w = weights + group * int_param(p, GROUP_BYTES)

@@ -245,41 +245,32 @@ def _q4_k(sum, p, column):
     return sum
 
 
-def _q5_k_unpack(i: int) -> Unpack:
-    """Blocks 2 * i and 2 * i + 1, of offsets in a record."""
-
-    def unpack(read: Read) -> Iterator[Values]:
+def _q5_k_unpack(read: Read) -> Iterator[Values]:
+    tops = keep(read, range(Q5_K.qh, Q5_K.qh + WORDS_BYTES, LINE))
+    for i in range(4):
         for j in range(8):
-            top = read(Q5_K.qh + LINE * j)
-            line = read(Q5_K.qs + WORDS_BYTES * i + LINE * j)
-            yield 0, 4 * j, line.bits(0, 15) | top.bits(2 * i - 4, 16)
-            yield 1, COLUMN_BYTES + 4 * j, line.bits(4, 15) | top.bits(2 * i - 3, 16)
-
-    return unpack
+            top = tops(Q5_K.qh + LINE * j)
+            line, at = read(Q5_K.qs + WORDS_BYTES * i + LINE * j), 2 * COLUMN_BYTES * i + 4 * j
+            yield 2 * i, at, line.bits(0, 15) | top.bits(2 * i - 4, 16)
+            yield 2 * i + 1, at + COLUMN_BYTES, line.bits(4, 15) | top.bits(2 * i - 3, 16)
 
 
-_q5_k_0, _q5_k_1, _q5_k_2, _q5_k_3 = (dots(2, 31, _q5_k_unpack(i)) for i in range(4))
+_q5_k_dots: Final = dots(8, 31, _q5_k_unpack)
 
 
 @_single(GGMLType.Q5_K)
-def _q5_k(sum, p, c):
+def _q5_k(sum, p, column):
     d, m = load_f16x16(p + Q5_K.d), splat(-1.0) * load_f16x16(p + Q5_K.dmin)
-    at = p + Q5_K.scales
-    dot = _q5_k_0(p, c)
-    first, second = first_scales(at, 0, d, m), first_scales(at, 1, d, m)
-    sum = _add_two(sum, dot, first, second, c)
-    c += 2 * COLUMN_BYTES
-    dot = _q5_k_1(p, c)
-    first, second = first_scales(at, 2, d, m), first_scales(at, 3, d, m)
-    sum = _add_two(sum, dot, first, second, c)
-    c += 2 * COLUMN_BYTES
-    dot = _q5_k_2(p, c)
-    first, second = last_scales(at, 0, d, m), last_scales(at, 1, d, m)
-    sum = _add_two(sum, dot, first, second, c)
-    c += 2 * COLUMN_BYTES
-    dot = _q5_k_3(p, c)
-    first, second = last_scales(at, 2, d, m), last_scales(at, 3, d, m)
-    return _add_two(sum, dot, first, second, c)
+    at, dot = p + Q5_K.scales, _q5_k_dots(p, column)
+    for i in range(4):
+        scales = first_scales(at, i, d, m)
+        sum = _add_min(sum, dot[i], scales[0], scales[1], column)
+        column += COLUMN_BYTES
+    for i in range(4):
+        scales = last_scales(at, i, d, m)
+        sum = _add_min(sum, dot[i + 4], scales[0], scales[1], column)
+        column += COLUMN_BYTES
+    return sum
 
 
 def _q6_k_unpack(part: int) -> Unpack:

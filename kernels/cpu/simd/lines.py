@@ -2,7 +2,7 @@
 
 A line has 64 bytes: 4 values of each of 16 rows, or parts of more values. One column waits for
 memory, so its loads must have ascending addresses, which the processor follows best. LLVM would
-load a record backwards and all prefetches at once. Empty assembly statements keep the order:
+load a record backwards, with all prefetches at once. Empty assembly statements keep the order:
 `barrier` between loads, and `pinned` for sums, so that few registers hold lines. They cost nothing.
 Sums of integers are exact, so their order does not change bits. Knows no block formats.
 Tested by tests/kernels/test_cpu_lines.py.
@@ -23,9 +23,12 @@ from .ints import call, i32x16
 from .vectors import f32x16, pointer_to, vector_function
 
 LINE: Final = BYTES
-AHEAD: Final = 4096  # bytes between a line and the one that is prefetched with it
+# bytes between a line and the one that is prefetched with it; 0: none. Zen 4 reads ordered lines
+# faster without prefetches, Zen 3 needs them (measured).
+AHEAD: Final = 0 if has_feature("avx512f") else 4096
 LARGEST: Final = 127  # of a column's values
 SIGNED: Final = 255  # largest value of lines that are signed
+_MANY: Final = 8  # sums of which one register each is enough, and there is no room for more
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 _V_I8, _V_I16, _V_I32 = (ir.VectorType(t, n) for t, n in ((_I8, 64), (_I16, 32), (_I32, 16)))
@@ -89,8 +92,9 @@ def dots(n: int, largest: int, unpack: Unpack, starts: Sequence[int] = ()) -> An
 
     def emit(b: Any, address: Any, columns: Any) -> Any:
         begin = () if largest == SIGNED and _HAS_SIGNS else starts
+        n_apart = 2 if n < _MANY else 1
         sums = [
-            _Sum(b, [spread_word(b, columns, at) for at in begin[i : i + 1]], largest)
+            _Sum(b, [spread_word(b, columns, at) for at in begin[i : i + 1]], largest, n_apart)
             for i in range(n)
         ]
 
@@ -119,8 +123,9 @@ def keep(read: Read, offsets: Iterable[int]) -> Read:
 
 def _read_line(b: Any, address: Any, offset: int) -> Line:
     at = pointer_to(b, address, _I8)
-    ahead = b.gep(at, [_I64(offset + AHEAD)])
-    call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, _I32(0), _I32(3), _I32(1))
+    if AHEAD:
+        ahead = b.gep(at, [_I64(offset + AHEAD)])
+        call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, _I32(0), _I32(3), _I32(1))
     parts, kind = [], ir.VectorType(_I8, _REGISTER)
     for i in range(0, LINE, _REGISTER):
         part = b.bitcast(b.gep(at, [_I64(offset + i)]), kind.as_pointer())
@@ -148,9 +153,10 @@ pinned = vector_function(f32x16, (f32x16,), _emit_pinned)
 class _Sum:
     """A sum of products of values u with a column's signed values s, while code is emitted."""
 
-    def __init__(self, b: Any, start: list[Any], largest: int) -> None:
+    def __init__(self, b: Any, start: list[Any], largest: int, n_apart: int) -> None:
         self._b = b
-        self._sums = start  # up to two, so that an addition need not wait for the one before it
+        self._sums = start  # up to `n_apart`, so that an addition need not wait for the one before
+        self._n_apart = n_apart
         self._pairs: Any = None
         self._n = 0  # products in `_pairs`
         self._most = (2**15 - 1) // (2 * LARGEST * largest)
@@ -170,10 +176,10 @@ class _Sum:
             self._n += 1
             if self._n == self._most:
                 self._widen()
-        elif len(self._sums) < 2:
+        elif len(self._sums) < self._n_apart:
             self._sums.append(emit_dot4(self._b, ir.Constant(_V_I32, None), u, s))
         else:
-            self._sums = [self._sums[1], emit_dot4(self._b, self._sums[0], u, s)]
+            self._sums = [*self._sums[1:], emit_dot4(self._b, self._sums[0], u, s)]
 
     def pin(self) -> None:
         """Compute what was added before later loads of lines."""
