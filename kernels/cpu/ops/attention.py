@@ -105,16 +105,22 @@ def _span(p, begin, end):
 
 
 @inlined
+def _cost(begin, end, first, last):
+    """The cost of a tile: its tokens times its positions, and something for an empty span."""
+    return (end - begin) * (last - first + 1)
+
+
+@inlined
 def _count(p):
-    """The number of tiles, and the number of records for all their partitions."""
-    n_tiles, n_records, begin = 0, 0, 0
+    """The cost of all tiles, and the number of records for all their partitions."""
+    cost, n_records, begin = 0, 0, 0
     while begin < ne(p, 1, 2):
         end = _end_of_tile(p, begin)
         first, last = _span(p, begin, end)
         n_records += (end - begin) * n_partitions(first, last)
-        n_tiles += 1
+        cost += _cost(begin, end, first, last)
         begin = end
-    return n_tiles, n_records
+    return cost, n_records
 
 
 @inlined
@@ -124,13 +130,16 @@ def _is_divided(p, n_records, nth):
 
 
 @inlined
-def _n_parts(n_head_kv, n_queries, n_tiles, nth):
-    """The number of parts into which the heads of K are divided; each has `n_queries` queries."""
+def _n_parts(n_head_kv, n_queries, is_large, nth):
+    """The number of parts into which the heads of K are divided; each has `n_queries` queries.
+
+    If the tile `is_large`, every thread gets as many parts of equal size, or parts are the
+    smallest.
+    """
     n_together = max(1, N_QUERIES // n_queries)
     n = (n_head_kv + n_together - 1) // n_together
-    if n_tiles < 4 * nth:
-        # parts of equal size if possible, else the smallest
-        n = max(n, nth if n_head_kv % nth == 0 else n_head_kv)
+    while is_large and n < n_head_kv and (n % nth != 0 or n_head_kv % n != 0):
+        n += 1
     return min(n, n_head_kv)
 
 
@@ -236,7 +245,7 @@ def flash_attn_ext(p, ith, nth):
     n_shared, scratch = ne(p, 1, 1) // n_head_kv, work(p, ith)
     queries = scratch + FLOATS + BLOCK * (k_size(p) + v_size(p))
     record_size = ne(p, 1, 1) * (VALUES + v_size(p))
-    n_tiles, n_records = _count(p)
+    cost, n_records = _count(p)
     divided, records = _is_divided(p, n_records, nth), shared_work(p)
     begin, whose = 0, 0
     while begin < ne(p, 1, 2):
@@ -244,7 +253,9 @@ def flash_attn_ext(p, ith, nth):
         first, last = _span(p, begin, end)
         partition, n = first // PARTITION, n_partitions(first, last)
         n_queries = (end - begin) * n_shared
-        n_parts = _n_parts(n_head_kv, n_queries, n_tiles, nth)
+        # threads cannot balance a tile that is much of the work
+        is_large = 4 * nth * _cost(begin, end, first, last) > cost
+        n_parts = _n_parts(n_head_kv, n_queries, is_large, nth)
         # at least one step, in which results of empty spans are written
         for i in range(max(1, n) if divided else 1):
             low = max(first, (partition + i) * PARTITION)
