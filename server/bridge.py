@@ -259,9 +259,9 @@ class Bridge:
         An error comes alone, so that the events before it are handled first.
         """
         mailbox = self._mailbox
-        taken: list[ChoiceEvent] = []
+        taken = [mailbox.popleft()] if mailbox else []  # rarely more
         while mailbox and len(taken) < N_EVENTS_MAX:
-            if taken and isinstance(mailbox[0].event, LamellaError):
+            if isinstance(mailbox[0].event, LamellaError):
                 break
             taken.append(mailbox.popleft())
         if self._paused:

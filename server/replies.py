@@ -13,14 +13,15 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from importlib.metadata import version
 from typing import Any, Final, TypeGuard
 
 from ..model.chat.message import Delta
+from ..model.sampling import SamplingParams
 from ..runtime.engine.job import Result
 from ..runtime.instance import Instance
-from ..runtime.params import RequestParams
+from ..runtime.params import GenerationParams, RequestParams
 from ..runtime.text import Piece, TokenProb, TokenProbs
 from .bridge import Choice, Event, Progress
 from .schema import GenerationBody
@@ -324,7 +325,7 @@ def generation_settings(
     body: GenerationBody, params: RequestParams, seed: int | None = None
 ) -> Json:
     """The settings of a request, as the reply reports them. `seed` is the seed in use."""
-    settings = asdict(params.sampling) | asdict(params.generation)
+    settings = _fields_of(params.sampling) | _fields_of(params.generation)
     # JSON has no infinity: `false`, as in requests
     settings["logit_bias"] = [
         {"token": token, "bias": bias if math.isfinite(bias) else False}
@@ -343,6 +344,11 @@ def generation_settings(
         "post_sampling_probs": body.post_sampling_probs,
         "timings_per_token": body.timings_per_token,
     }
+
+
+def _fields_of(options: SamplingParams | GenerationParams) -> Json:
+    """The fields by name. `asdict` would copy their values, and takes ten times as long."""
+    return {field.name: getattr(options, field.name) for field in fields(options)}
 
 
 def _prob(prob: TokenProb, post_sampling: bool) -> Json:

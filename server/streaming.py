@@ -26,6 +26,7 @@ class EventStream:
     ) -> None:
         """`ping_s`: seconds of silence before a ping; None: no pings."""
         self._request = request
+        self._transport, self._protocol = request.transport, request.protocol
         self._bridge = bridge
         self._replies = replies
         self._ping_s = ping_s
@@ -72,7 +73,7 @@ class EventStream:
             return
         if choices[0].result is not None and are_finished(choices):  # most requests have one
             self._stopped.set_result(True)
-        elif self._request.protocol.writing_paused:
+        elif self._protocol.writing_paused:
             self._stopped.set_result(False)
         elif self._bridge.has_events:
             self._loop.call_soon(self._on_events)
@@ -80,7 +81,7 @@ class EventStream:
     def _write(self, data: bytes) -> None:
         if not data:
             return
-        transport = self._request.transport
+        transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is disconnected")
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
