@@ -103,29 +103,36 @@ def first_of(n, ith, nth):
 
 
 @inlined
+def take_any(p):
+    """Take the next item that no thread has taken yet, also if none is left: see `take`.
+
+    For kernels that do not know the number of items before: they call `ends` afterwards.
+    """
+    return atomic_add(p + 8 * TAKEN, 1)
+
+
+@inlined
+def ends(p, item, n, nth):
+    """True for the last of `nth` threads, of `n` items: it took `item` when the others had ended.
+
+    It can read all data of the others. Resets the count for the next run.
+    """
+    if item != n + nth - 1:
+        return False
+    atomic_store(p + 8 * TAKEN, 0)
+    return True
+
+
+@inlined
 def take(p, n, nth):
     """Take the next of `n` items that no thread has taken yet; n or more if none is left.
 
     Each of the `nth` threads must call this until no item is left. The last of these calls resets
     the count for the next run. An item has the same bits on every thread.
     """
-    item = atomic_add(p + 8 * TAKEN, 1)
-    if item == n + nth - 1:
-        atomic_store(p + 8 * TAKEN, 0)
+    item = take_any(p)
+    ends(p, item, n, nth)
     return item
-
-
-@inlined
-def is_last(p, nth):
-    """True for the last of `nth` threads that calls this. It can read all data of the others.
-
-    For kernels that do not use `take`. Each thread calls it once. The last call resets the count
-    for the next run.
-    """
-    if atomic_add(p + 8 * TAKEN, 1) != nth - 1:
-        return False
-    atomic_store(p + 8 * TAKEN, 0)
-    return True
 
 
 @inlined

@@ -19,7 +19,7 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
 from ..compiler.jit import kernel
-from ..params import fail, first_of, int_param, is_last, ne, row_at, shared_work, work
+from ..params import ends, fail, first_of, int_param, ne, row_at, shared_work, take_any, work
 from ..simd.calls import inlined, merged
 from ..table import SMALL, CpuCall, implements
 from .attention_layout import (
@@ -237,7 +237,7 @@ def _merge(p):
 
 @kernel
 def flash_attn_ext(p, ith, nth):
-    """Compute all queries.
+    """Compute all queries. Threads take parts of tiles: another program may delay one of them.
 
     If partitions are divided, threads write records of sums, and the last thread merges them.
     """
@@ -247,7 +247,7 @@ def flash_attn_ext(p, ith, nth):
     record_size = ne(p, 1, 1) * (VALUES + v_size(p))
     cost, n_records = _count(p)
     divided, records = _is_divided(p, n_records, nth), shared_work(p)
-    begin, whose = 0, 0
+    begin, index, item = 0, 0, take_any(p)
     while begin < ne(p, 1, 2):
         end = _end_of_tile(p, begin)
         first, last = _span(p, begin, end)
@@ -261,7 +261,7 @@ def flash_attn_ext(p, ith, nth):
             low = max(first, (partition + i) * PARTITION)
             high = min(last, (partition + i + 1) * PARTITION) if divided else last
             for part in range(n_parts):
-                if whose == ith:
+                if index == item:
                     kv = first_of(n_head_kv, part, n_parts)
                     end_kv = first_of(n_head_kv, part + 1, n_parts)
                     to = records if divided else 0
@@ -270,11 +270,12 @@ def flash_attn_ext(p, ith, nth):
                     # a guess: tiles have equal numbers of tokens, and parts
                     ahead = ne(p, 1, 2) if divided else end + (nth - 1) * (end - begin)
                     _attend(p, seq, low, high, kv, end_kv, n_queries, scratch, ahead)
-                whose = whose + 1 if whose + 1 < nth else 0
+                    item = take_any(p)
+                index += 1
         records += (end - begin) * n * record_size
         begin = end
     # the last thread can read all records, so no barrier is needed
-    if divided and is_last(p, nth):
+    if ends(p, item, index, nth) and divided:
         _merge(p)
 
 
