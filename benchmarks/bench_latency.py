@@ -3,10 +3,11 @@
     scripts/bench latency MODEL [--max-itl=-1,0] [--streams 8] [--prompt 4096] [--seconds 5] [-r 3]
 
 Opens the model once for each limit of `--max-itl`. They take turns: streams decode alone, then
-beside prompts, of which there is always one to evaluate. Columns: the median time between tokens
-alone; median and 99th percentile beside prompts, in milliseconds; their ratio to the median alone;
-tokens per second of the streams and of the prompts. `prompts alone` is the speed of prompts without
-streams. The first round builds the graphs and does not count. The last line is JSON.
+beside prompts, of which there is always one to evaluate, then alone again: they have become longer
+and slower. Columns: the mean of both medians between tokens alone; median and 99th percentile
+beside prompts, in milliseconds; the ratios of the latter to the two before; tokens per second of
+the streams and of the prompts. `prompts alone` is the speed of prompts without streams. The first
+round builds the graphs and does not count. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from threading import Event
@@ -32,7 +34,10 @@ from lamella.runtime.params import GenerationParams, OpenParams, RequestParams
 
 N_CTX_STREAM: Final = 4096  # tokens of a stream, more than it generates
 N_FIRST: Final = 8  # tokens of a stream before it counts
-COLUMNS: Final = ("max_itl", "alone", "p50", "p99", "p99/alone", "streams t/s", "prompts t/s")
+COLUMNS: Final = (
+    *("max_itl", "alone", "p50", "p99", "p99/p50", "p99/alone"),
+    *("streams t/s", "prompts t/s"),
+)
 
 
 class Stream:
@@ -114,7 +119,7 @@ def _params(n_predict: int = -1) -> RequestParams:
 
 
 def measure(instance: Instance, args: argparse.Namespace) -> dict[str, float]:
-    """One round: the streams alone, then beside prompts."""
+    """One round: the streams alone, then beside prompts, then alone."""
     streams, prompts = [Stream() for _ in range(args.streams)], Prompts(instance, args.prompt)
     engine = instance.engine
     tickets = [
@@ -123,32 +128,38 @@ def measure(instance: Instance, args: argparse.Namespace) -> dict[str, float]:
     ]
     for stream in streams:
         stream.started.wait()
-    begin = time.perf_counter()
-    time.sleep(args.seconds / 3)
-    middle = time.perf_counter()
+    before = _median_gap(streams, args.seconds / 4)
     prompts.submit()
     time.sleep(args.seconds / 10)  # the first steps find out how long steps take
     loaded, n_before = time.perf_counter(), prompts.n_done
     time.sleep(args.seconds)
     end = time.perf_counter()
     n_done = prompts.n_done - n_before
+    prompts.stop()
+    alone = (before + _median_gap(streams, args.seconds / 4)) / 2
     for ticket in tickets:
         engine.cancel(ticket)
     for stream in streams:
         stream.ended.wait()
-    prompts.stop()
-    alone = [gap for stream in streams for gap in stream.gaps(begin, middle)]
     gaps = [gap for stream in streams for gap in stream.gaps(loaded, end)]
     p50, p99 = np.percentile(gaps, [50, 99])
-    median = statistics.median(alone)
     return {
-        "alone": median,
+        "alone": alone,
         "p50": float(p50),
         "p99": float(p99),
-        "p99/alone": float(p99) / median,
+        "p99/p50": float(p99 / p50),
+        "p99/alone": float(p99) / alone,
         "streams t/s": len(gaps) / (end - loaded),
         "prompts t/s": n_done / (end - loaded),
     }
+
+
+def _median_gap(streams: Sequence[Stream], seconds: float) -> float:
+    """The median time between tokens of the streams, in milliseconds, in the next seconds."""
+    begin = time.perf_counter()
+    time.sleep(seconds)
+    end = time.perf_counter()
+    return statistics.median(gap for stream in streams for gap in stream.gaps(begin, end))
 
 
 def prompts_alone(instance: Instance, args: argparse.Namespace) -> float:

@@ -19,7 +19,7 @@ from .simd.sync import atomic_add, atomic_store
 
 WORK: Final = OWN  # shared scratch, each thread's scratch, its size
 ERROR: Final = WORK + 3  # address of the plan's error word, this call's number; value, limit
-TAKEN: Final = ERROR + 4 + 8  # counts for `take` or `is_last`; in a cache line of its own
+TAKEN: Final = ERROR + 4 + 8  # counts for `take` and `take_any`; in a cache line of its own
 N_WORDS: Final = TAKEN + 8
 
 
