@@ -380,14 +380,15 @@ def _experts(t: Tokens, type: GGMLType, k: int, make: Callable[..., Tensor] = we
 def packed_cases() -> Iterator[OpCase]:
     for type in FORMATS:
         k = 512 if type.block_size > 32 else 160
-        # columns become 8-bit integers; 29 of them fill tiles of every width
+        # columns become 8-bit integers; 77 of them fill tiles of every width, and weights are
+        # unpacked once for all
         limit = 1e-4 if type.is_quantized else 1e-10
         yield OpCase(
             f"mul_mat packed {type.name}",
             lambda t, type=type, k=k: ops.mul_mat(  # type: ignore[misc]
-                packed_weights(type, 37, k), rows(t, k, 29)
+                packed_weights(type, 37, k), rows(t, k, 77)
             ),
-            n_tokens=29,
+            n_tokens=77,
             limit=limit,
         )
         yield OpCase(
