@@ -142,7 +142,7 @@ def test_arrive(p, ith, nth):
     """Add 1 to word 1 + ith of source 1; the last thread adds the sum of these to word 0."""
     at = params.data(p, 1)
     store_i64(at + 8 * (1 + ith), load_i64(at + 8 * (1 + ith)) + 1)
-    if params.is_last(p, nth):
+    if params.ends(p, params.take_any(p), 0, nth):
         total = load_i64(at)
         for i in range(nth):
             total += load_i64(at + 8 * (1 + i))
