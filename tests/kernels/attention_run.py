@@ -27,7 +27,7 @@ from lamella.kernels.cuda.ops.attention import Division, has_tensor_cores
 F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
 KV_TYPES: Final = (F32, F16, BF16, Q8_0)  # that all backends support
 N_SEQS: Final = 3
-# of each sequence: whole pages of up to 128; partitions of 512 on the CPU, of 256 on a GPU
+# of each sequence: whole pages of up to 128; partitions of 256
 N_POSITIONS: Final = 1664
 N_CELLS: Final = N_SEQS * N_POSITIONS
 

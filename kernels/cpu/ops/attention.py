@@ -1,11 +1,11 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
 A query is a head of a token. It processes the positions of its span in blocks of 32, in order.
-Each partition of 512 positions has its own sums, which are merged in order. Blocks and partitions
+Each partition of 256 positions has its own sums, which are merged in order. Blocks and partitions
 begin at multiples of their sizes. So the bits depend only on the query and on keys and values by
 position, not on pages, other tokens or threads. Queries that read the same keys and values are
 computed together: heads that share them, of several tokens of a sequence (a tile). Threads divide
-tokens and heads; for few tokens, they also divide the partitions.
+tokens and heads; for few tokens, also the partitions, if threads cannot share the heads equally.
 Tested by tests/kernels/test_attention.py and test_cpu_attention.py.
 """
 
@@ -124,9 +124,13 @@ def _count(p):
 
 
 @inlined
-def _is_divided(p, n_records, nth):
-    """True if threads divide the partitions: there are several, and their records fit."""
-    return nth > 1 and ne(p, 1, 2) < n_records <= int_param(p, N_RECORDS)
+def _is_divided(p, n_head_kv, n_records, nth):
+    """True if threads divide the partitions: there are several, their records fit, and threads
+    cannot have equal shares of each token's heads."""
+    n_tokens = ne(p, 1, 2)
+    if nth == 1 or n_records <= n_tokens or n_records > int_param(p, N_RECORDS):
+        return False
+    return n_head_kv % nth != 0 or n_tokens >= 4 * nth
 
 
 @inlined
@@ -246,7 +250,7 @@ def flash_attn_ext(p, ith, nth):
     queries = scratch + FLOATS + BLOCK * (k_size(p) + v_size(p))
     record_size = ne(p, 1, 1) * (VALUES + v_size(p))
     cost, n_records = _count(p)
-    divided, records = _is_divided(p, n_records, nth), shared_work(p)
+    divided, records = _is_divided(p, n_head_kv, n_records, nth), shared_work(p)
     begin, index, item = 0, 0, take_any(p)
     while begin < ne(p, 1, 2):
         end = _end_of_tile(p, begin)

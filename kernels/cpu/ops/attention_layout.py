@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ..simd.vectors import LANES
 
 BLOCK: Final = 32  # positions that a query processes at a time
-PARTITION: Final = 16 * BLOCK  # positions whose sums are computed separately, then merged
+PARTITION: Final = 8 * BLOCK  # positions whose sums are computed separately, then merged
 HALF: Final = 16  # elements of half a block of a quantized type
 TILE: Final = 4  # queries that read the same keys and values at once
 
