@@ -59,14 +59,15 @@ def test_quantized_types(type: GGMLType) -> None:
         check(CPU, Shape(2 * n, n, head_dim, head_dim, type, type))
 
 
+@each_type((F32, F16))
 @pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64, 128])
-def test_page_sizes_give_the_same_bits(page_size: int) -> None:
-    shape = Shape(4, 2, 16, 16, F32, F32)
+def test_page_sizes_give_the_same_bits(page_size: int, type: GGMLType) -> None:
+    shape = Shape(4, 2, 16, 16, type, type)
     whole = bits(CPU, build(shape))
     moved = []
     for seed in (1, 2):
-        copy = leaf(np.zeros((N_CELLS, 32)))
-        old = data(pool(32, F32, seed))[0, 0].reshape(-1, 32, 32)[table()]
+        copy = leaf(np.zeros((N_CELLS, 32)), type)
+        old = data(pool(32, type, seed))[0, 0].reshape(-1, 32, 32)[table()]
         data(copy)[0, 0].reshape(-1, page_size, 32)[table(page_size)] = old.reshape(
             3, -1, page_size, 32
         )

@@ -16,6 +16,9 @@ from lamella.kernels.cpu.simd import vectors as arithmetic
 LANES = arithmetic.LANES
 F32Array = npt.NDArray[np.float32]
 
+ROWS = pytest.mark.parametrize(
+    ("type", "rows"), [(np.float32, simd_float.F32_ROWS), (np.float16, simd_float.F16_ROWS)]
+)
 SUMS = pytest.mark.parametrize("n_sums", [4, 16])  # both sizes, on any machine
 
 
@@ -43,16 +46,18 @@ def hsums(products: F32Array) -> F32Array:
 
 
 @SUMS
+@ROWS
 @pytest.mark.parametrize(("n_x", "n_y"), [(4, 4), (2, 8), (1, 16)])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
-def test_dots(n_x: int, n_y: int, n: int, n_sums: int) -> None:
-    dots, store = simd_float.dots(n_x, n_y, n_sums), access.store_f32x16
+def test_dots(n_x: int, n_y: int, n: int, n_sums: int, type: Any, rows: simd_float.Rows) -> None:
+    dots, store = simd_float.dots(n_x, n_y, n_sums, rows), access.store_f32x16
 
     def kernel(x, x_step, y, y_step, n, to):  # type: ignore[no-untyped-def]
-        store(to, dots((x, x_step, y, y_step, n)))
+        store(to, dots((x, x_step, y, y_step, n, 64)))
 
     # rows with a gap after each
-    x, y, result = normal(n_x, LANES * n + 3), normal(n_y, LANES * n + 16, seed=1), normal(LANES)
+    x, result = normal(n_x, LANES * n + 3), normal(LANES)
+    y = normal(n_y, LANES * n + 16, seed=1).astype(type)
     run(kernel, x, x.strides[0], y, y.strides[0], n, result)
     sums = np.zeros((n_x, n_y, LANES), np.float32)
     for i in range(0, LANES * n, LANES):
@@ -61,25 +66,28 @@ def test_dots(n_x: int, n_y: int, n: int, n_sums: int) -> None:
 
 
 @SUMS
+@ROWS
 @pytest.mark.parametrize(
     ("n_w", "n_v"), [(4, 4), (4, 2), (4, 1), (2, 4), (2, 1), (1, 4), (1, 3), (1, 1)]
 )
 @pytest.mark.parametrize("n", [1, 2, 31])
-def test_rows_are_added(n_w: int, n_v: int, n: int, n_sums: int) -> None:
-    add_rows = simd_float.add_rows(n_w, n_v, n_sums)
+def test_rows_are_added(
+    n_w: int, n_v: int, n: int, n_sums: int, type: Any, rows: simd_float.Rows
+) -> None:
+    add_rows = simd_float.add_rows(n_w, n_v, n_sums, rows)
 
     def kernel(y, w, step, v, v_step, n):  # type: ignore[no-untyped-def]
-        add_rows((y, w, step, v, v_step, n))
+        add_rows((y, w, step, v, v_step, n, 64, n - 1))
 
-    rows = normal(n_w, 200)
-    y, w = rows[:, : LANES * n_v], rows[:, 100 : 100 + n]
-    v = normal(n, LANES * n_v + 5, seed=1)
-    expected = rows.copy()
+    both = normal(n_w, 200)
+    y, w = both[:, : LANES * n_v], both[:, 100 : 100 + n]
+    v = normal(n, LANES * n_v + 5, seed=1).astype(type)
+    expected = both.copy()
     for j in range(n):
         part = expected[:, : LANES * n_v]
         part[...] = fma(w[:, j : j + 1], v[None, j, : LANES * n_v], part)
-    run(kernel, y, w, rows.strides[0], v, v.strides[0], n)
-    assert (rows == expected).all()
+    run(kernel, y, w, both.strides[0], v, v.strides[0], n)
+    assert (both == expected).all()
 
 
 def test_groups_of_four_lanes_are_transposed() -> None:

@@ -19,8 +19,21 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
 from ..compiler.jit import kernel
-from ..params import ends, fail, first_of, int_param, ne, row_at, shared_work, take_any, work
+from ..params import (
+    ends,
+    fail,
+    first_of,
+    int_param,
+    nb,
+    ne,
+    row_at,
+    shared_work,
+    take_any,
+    work,
+)
 from ..simd.calls import inlined, merged
+from ..simd.memory import load_i64
+from ..simd.vectors import LANES
 from ..table import SMALL, CpuCall, implements
 from .attention_layout import (
     BEGIN,
@@ -28,11 +41,15 @@ from .attention_layout import (
     DOTS,
     END,
     FLOATS,
+    IS_DIRECT,
+    K_SIZE,
     N_RECORDS,
     N_TOKENS,
     PAGE_SIZE,
     PAGES,
     PARTITION,
+    RUN_K,
+    RUN_V,
     RUNS,
     RUNS_SIZE,
     SEQ,
@@ -42,7 +59,8 @@ from .attention_layout import (
     sizes_of,
 )
 from .attention_query import (
-    attend_block,
+    attend_block_f16,
+    attend_block_f32,
     begin_query,
     end_partition,
     k_size,
@@ -54,7 +72,7 @@ from .attention_query import (
     v_size,
     write_result,
 )
-from .attention_rows import ROW_LOADERS, find_rows, load_block
+from .attention_rows import ROW_LOADERS, find_rows, load_block, read_ahead
 
 N_QUERIES: Final = 128  # queries that are computed together and share blocks of keys and values
 MAX_TOKENS: Final = 16  # most tokens for which partitions are divided; more occupy all threads
@@ -180,6 +198,25 @@ def _find_first(p, t, runs):
     return n if n > 0 and find_rows(p, token_int(p, SEQ, t), first, n, runs) else 0
 
 
+@inlined
+def _attend_rows(p, queries, n_queries, begin, skip, n, head, runs, n_ahead, next_runs, temp):
+    """Process a block, whose rows are in one page, where they are, for the queries of one head."""
+    k_step, v_step, query, i = nb(p, 2, 1), nb(p, 3, 1), queries, 0
+    k = load_i64(runs + RUN_K) + head * int_param(p, K_SIZE) - skip * k_step
+    v = load_i64(runs + RUN_V) + head * int_param(p, K_SIZE + 1) - skip * v_step
+    k_ahead = load_i64(next_runs + RUN_K) + head * int_param(p, K_SIZE) - k
+    v_ahead = load_i64(next_runs + RUN_V) + head * int_param(p, K_SIZE + 1) - v
+    n += skip
+    read_ahead(p, head, n, n_ahead, next_runs)  # the others are read beside this block's
+    while i < n_queries:
+        count = TILE if n_queries - i >= TILE else min(2, n_queries - i)
+        steps, ahead = (k, k_step, v, v_step), (k_ahead, v_ahead, n_ahead)
+        attend_block_f16(p, query, count, begin, n, *steps, *ahead, temp)
+        query += count * query_size(p)
+        i += count
+        n_ahead = 0
+
+
 @merged
 def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch, t_ahead):
     """Process positions `first` to `end` - 1 for all queries. No partition is continued later.
@@ -187,7 +224,8 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch, t_ahead):
     Each head of K from `kv` on has `n_queries`. `t_ahead` is the first token of the next tile.
     """
     size, k_step, v_step = query_size(p), k_size(p), v_size(p)
-    k, runs = scratch + FLOATS, scratch + RUNS
+    direct = n_queries <= TILE and int_param(p, IS_DIRECT) != 0
+    k, runs, temp = scratch + FLOATS, scratch + RUNS, scratch + DOTS
     v = k + BLOCK * k_step
     queries = v + BLOCK * v_step
     skip = first % BLOCK  # positions of the first block before `first`: they may have no page
@@ -202,12 +240,18 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch, t_ahead):
         n_ahead = n_next if n_next > 0 else _find_first(p, t_ahead, next_runs)
         query = queries
         for head in range(kv, end_kv):
+            if direct:
+                _attend_rows(
+                    p, query, n_queries, begin, skip, n, head, runs, n_ahead, next_runs, temp
+                )
+                query += n_queries * size
+                continue
             load_block(p, 2, head, ne(p, 1, 0), n, runs, k + skip * k_step, n_ahead, next_runs)
             load_block(p, 3, head, ne(p, 0, 0), n, runs, v + skip * v_step, n_ahead, next_runs)
-            i = 0
+            i, m = 0, skip + n
             while i < n_queries:
                 count = TILE if n_queries - i >= TILE else min(2, n_queries - i)
-                attend_block(p, query, count, begin, skip + n, k, v, scratch + DOTS)
+                attend_block_f32(p, query, count, begin, m, k, k_step, v, v_step, 0, 0, 0, temp)
                 query += count * size
                 i += count
         skip = 0
@@ -310,6 +354,7 @@ def _flash_attn_ext(node: Tensor) -> Sequence[CpuCall]:
         *(ROW_LOADERS[k.type], ROW_LOADERS[v.type]),
         *(_bytes(k.type, q.ne[0]), _bytes(v.type, node.ne[0])),
         len(node.src) > SINKS - 1,
+        _is_direct(node),
     )
     shared = n_records * n_head * sizes.sums
     return [CpuCall(flash_attn_ext, params, small, sizes.work, shared)]
@@ -318,3 +363,13 @@ def _flash_attn_ext(node: Tensor) -> Sequence[CpuCall]:
 def _bytes(type: GGMLType, n: int) -> int:
     """Bytes of `n` elements, rounded up to whole blocks."""
     return -(-n // type.block_size) * type.type_size
+
+
+def _is_direct(node: Tensor) -> bool:
+    """True if blocks of keys and values are F16 in one page each, and heads are whole vectors."""
+    op = params_of(node, AttnParams)
+    types = {src.type for src in node.src[1:3]}
+    dims = (node.src[0].ne[0], node.ne[0])
+    return (
+        types == {GGMLType.F16} and op.page_size % BLOCK == 0 and all(n % LANES == 0 for n in dims)
+    )

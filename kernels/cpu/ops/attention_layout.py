@@ -24,6 +24,7 @@ N_RECORDS: Final = 5  # records of sums in shared scratch; 0: partitions are not
 LOAD_K: Final = 6  # address of the `load_rows` of keys; the next parameter is that of values
 K_SIZE: Final = 8  # bytes of a head's key in whole blocks; the next parameter is that of its value
 HAS_SINKS: Final = 10  # 1 if heads have sinks
+IS_DIRECT: Final = 11  # 1 if few queries read a page's rows of F16 where they are
 
 # tensors besides q, k and v, which follow the node
 PAGES: Final = 4

@@ -8,11 +8,10 @@ tiles of two and four. Knows no pages. Tested by tests/kernels/test_cpu_attentio
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 from ..params import data, float_param, int_param, nb, ne, row_at
 from ..simd.calls import inlined
-from ..simd.floats import add_rows, dots, halves, transposed
 from ..simd.functions import vexp, vtanh
 from ..simd.memory import (
     load_f32,
@@ -46,30 +45,18 @@ from .attention_layout import (
     SLOPE,
     SOFTCAP,
     SUMS,
-    TILE,
     TOTAL,
     VALUES,
     VECTOR,
     WEIGHTS,
 )
+from .attention_tiles import TILES_F16, TILES_F32, Tiles
 from .rows import alibi_slope
 
 # a score may exceed the reference of the exponentials by this much, so that sums are rarely
 # rescaled; e**8 cannot overflow
 SLACK: Final = 8.0
 LOWEST: Final = -3.4028234663852886e38  # below every score; finite, so that it can be subtracted
-
-_dots_4x4 = dots(TILE, 4)
-_dots_2x8 = dots(2, 8)
-_dots_1x16 = dots(1, LANES)
-_add_4x4 = add_rows(TILE, 4)
-_add_4x2 = add_rows(TILE, 2)
-_add_4x1 = add_rows(TILE, 1)
-_add_2x4 = add_rows(2, 4)
-_add_2x1 = add_rows(2, 1)
-_add_1x4 = add_rows(1, 4)
-_add_1x3 = add_rows(1, 3)
-_add_1x1 = add_rows(1, 1)
 
 
 @inlined
@@ -189,138 +176,59 @@ def _weigh(p, query, first, begin, end, size):
 
 
 @inlined
-def _multiply_one(query, at, n, k, k_step):
-    """Products of `n` keys with a query, whose floats are at byte `at` of its state."""
-    for j in range(0, n, LANES):
-        s = _dots_1x16((query + at, k_step, k + j * k_step, k_step, k_step // VECTOR))
-        store_f32x16(query + WEIGHTS + 4 * j, s)
-
-
-@inlined
-def _multiply_two(query, step, at, n, k, k_step):
-    """Products of two queries with `n` keys."""
-    size, n_vectors = LANES // 2 * k_step, k_step // VECTOR
-    for j in range(0, n, LANES):
-        keys, to = k + j * k_step, query + WEIGHTS + 4 * j
-        low = _dots_2x8((query + at, step, keys, k_step, n_vectors))
-        high = _dots_2x8((query + at, step, keys + size, k_step, n_vectors))
-        rows = halves((low, high))
-        store_f32x16(to, rows[0])
-        store_f32x16(to + step, rows[1])
-
-
-@inlined
-def _multiply_tile(query, step, at, n, k, k_step, temp):
-    """Products of four queries with `n` keys. `temp`: memory for them in another order."""
-    for j in range(0, n, 4):
-        s = _dots_4x4((query + at, step, k + j * k_step, k_step, k_step // VECTOR))
-        store_f32x16(temp + TILE * 4 * j, s)
-    for j in range(0, n, LANES):
-        s, to = temp + TILE * 4 * j, query + WEIGHTS + 4 * j
-        s0, s1 = load_f32x16(s), load_f32x16(s + VECTOR)
-        s2, s3 = load_f32x16(s + 2 * VECTOR), load_f32x16(s + 3 * VECTOR)
-        rows = transposed((s0, s1, s2, s3))
-        store_f32x16(to, rows[0])
-        store_f32x16(to + step, rows[1])
-        store_f32x16(to + 2 * step, rows[2])
-        store_f32x16(to + 3 * step, rows[3])
-
-
-@inlined
-def _add_one(query, begin, end, v, size):
-    """Add the weighted values of positions `begin` to `end` - 1 of the block."""
-    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * begin, v + begin * size, end - begin
-    if n <= 0:
-        return
-    d = 0
-    while d + 4 * VECTOR <= size:
-        _add_1x4((y + d, w, size, v + d, size, n))
-        d += 4 * VECTOR
-    if d + 3 * VECTOR == size:
-        _add_1x3((y + d, w, size, v + d, size, n))
-        return
-    while d < size:
-        _add_1x1((y + d, w, size, v + d, size, n))
-        d += VECTOR
-
-
-@inlined
-def _add_two(query, step, begin, end, v, size):
-    """Add the weighted values of positions `begin` to `end` - 1 of the block, for two queries."""
-    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * begin, v + begin * size, end - begin
-    if n <= 0:
-        return
-    d = 0
-    while d + 4 * VECTOR <= size:
-        _add_2x4((y + d, w, step, v + d, size, n))
-        d += 4 * VECTOR
-    while d < size:
-        _add_2x1((y + d, w, step, v + d, size, n))
-        d += VECTOR
-
-
-@inlined
-def _add_tile(query, step, begin, end, v, size):
-    """Add the weighted values of positions `begin` to `end` - 1 of the block, for four queries."""
-    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * begin, v + begin * size, end - begin
-    if n <= 0:
-        return
-    d = 0
-    while d + 4 * VECTOR <= size:
-        _add_4x4((y + d, w, step, v + d, size, n))
-        d += 4 * VECTOR
-    while d + 2 * VECTOR <= size:
-        _add_4x2((y + d, w, step, v + d, size, n))
-        d += 2 * VECTOR
-    while d < size:
-        _add_4x1((y + d, w, step, v + d, size, n))
-        d += VECTOR
-
-
-@inlined
 def _own(query, first, n):
     """The range of the positions, of `n` from `first` on, that a query attends to."""
     end = max(0, min(n, load_i64(query + LAST) - first))
     return min(end, max(0, load_i64(query + FIRST) - first)), end
 
 
-@inlined
-def attend_block(p, query, count, first, n, k, v, temp):
-    """Process `n` positions, whose keys and values are at k and v, for one, two or four queries."""
-    step, k_step, v_step = query_size(p), k_size(p), v_size(p)
-    at = step - k_step
-    begin, end, most = 0, n, 0  # `begin` to `end`: the positions that all queries attend to
-    for i in range(count):
-        own = _own(query + i * step, first, n)
-        begin, end = max(begin, own[0]), min(end, own[1])
-        if own[0] < own[1]:
-            most = max(most, own[1])
-    if most == 0:
-        return
-    if count == TILE:
-        _multiply_tile(query, step, at, most, k, k_step, temp)
-    elif count == 2:
-        _multiply_two(query, step, at, most, k, k_step)
-    else:
-        _multiply_one(query, at, most, k, k_step)
-    for i in range(count):
-        one = query + i * step
-        own = _own(one, first, n)
-        _weigh(p, one, first, own[0], own[1], v_step)
-    if count == 1 or begin >= end:
-        begin = end = n  # each query adds all of its positions by itself
-    if begin > 0:
+def _block_function(tiles: Tiles) -> Any:
+    multiply, add = tiles
+
+    @inlined
+    def attend_block(
+        p, query, count, first, n, k, k_step, v, v_step, k_ahead, v_ahead, n_ahead, temp
+    ):
+        """Process `n` positions for one, two or four queries.
+
+        Their keys and values are at k and v, at distances of `k_step` and `v_step` bytes. `n_ahead`
+        of those that are read next are `k_ahead` and `v_ahead` bytes further on.
+        """
+        step, size = query_size(p), v_size(p)
+        at, n_vectors = step - k_size(p), k_size(p) // VECTOR
+        begin, end, most = 0, n, 0  # `begin` to `end`: the positions that all queries attend to
         for i in range(count):
             own = _own(query + i * step, first, n)
-            _add_one(query + i * step, own[0], min(begin, own[1]), v, v_step)
-    if count == TILE:
-        _add_tile(query, step, begin, end, v, v_step)
-    elif count == 2:
-        _add_two(query, step, begin, end, v, v_step)
-    if end < n:
+            begin, end = max(begin, own[0]), min(end, own[1])
+            if own[0] < own[1]:
+                most = max(most, own[1])
+        if most == 0:
+            return
+        multiply(query, count, step, at, most, k, k_step, n_vectors, k_ahead, n_ahead, temp)
         for i in range(count):
-            own = _own(query + i * step, first, n)
-            _add_one(query + i * step, max(end, own[0]), own[1], v, v_step)
+            one = query + i * step
+            own = _own(one, first, n)
+            _weigh(p, one, first, own[0], own[1], size)
+        if count == 1 or begin >= end:
+            begin = end = n  # each query adds all of its positions by itself
+        if begin > 0:
+            for i in range(count):
+                one = query + i * step
+                own = _own(one, first, n)
+                add(one, 1, step, own[0], min(begin, own[1]), v, v_step, size, v_ahead, n_ahead)
+        if count > 1:
+            add(query, count, step, begin, end, v, v_step, size, v_ahead, n_ahead)
+        if end < n:
+            for i in range(count):
+                one = query + i * step
+                own = _own(one, first, n)
+                add(one, 1, step, max(end, own[0]), own[1], v, v_step, size, v_ahead, n_ahead)
+
+    return attend_block
+
+
+attend_block_f32: Final = _block_function(TILES_F32)
+attend_block_f16: Final = _block_function(TILES_F16)
 
 
 # --- partitions and results ---

@@ -96,6 +96,16 @@ def load_block(p, source, head, dim, n, runs, to, n_next, next_runs):
 
 
 @inlined
+def read_ahead(p, head, first, n, runs):
+    """Prefetch a head's elements of rows `first` to `n` - 1 of a run of K and of V."""
+    for source in (2, 3):
+        n_bytes, step = int_param(p, K_SIZE + source - 2), nb(p, source, 1)
+        row = load_i64(runs + (RUN_K if source == 2 else RUN_V)) + head * n_bytes
+        for j in range(first, n):
+            _prefetch(row + j * step, n_bytes)
+
+
+@inlined
 def _prefetch(at, n_bytes):
     for i in range(at, at + n_bytes, LINE):
         prefetch_line(i)

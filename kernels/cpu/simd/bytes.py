@@ -78,14 +78,18 @@ def spread_float(b: Any, address: Any, offset: int, n: int = 16) -> Any:
     return b.bitcast(spread_word(b, address, offset, n), ir.VectorType(ir.FloatType(), n))
 
 
+def emit_prefetch(b: Any, address: Any) -> None:
+    """Prefetch the cache line at an address into the first cache; any address is valid."""
+    line = pointer_to(b, address, _I8)
+    call(b, "llvm.prefetch.p0", ir.VoidType(), line, _I32(0), _I32(3), _I32(1))
+
+
 def prefetch(n_bytes: int) -> Any:
     """A procedure that prefetches `n_bytes` from an address on into the first cache."""
 
     def emit(b: Any, address: Any) -> None:
-        at = pointer_to(b, address, _I8)
         for offset in range(0, n_bytes, CACHE_LINE):
-            line = b.gep(at, [_I64(offset)])
-            call(b, "llvm.prefetch.p0", ir.VoidType(), line, _I32(0), _I32(3), _I32(1))
+            emit_prefetch(b, b.add(address, _I64(offset)))
 
     return vector_function(types.void, (_address,), emit)
 

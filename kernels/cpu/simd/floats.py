@@ -1,8 +1,8 @@
 """Vector functions of attention: products of tiles of float rows in memory, and prefetching.
 
-Rows are float32, in whole vectors of 16, at equal distances. A tile multiplies several rows with
-several others, so that they share loads; its size depends on the number of registers. The order of
-an element's sum is fixed, so its bits do not depend on the tile. Knows no pages.
+Rows are float32 or F16, in whole vectors of 16, at equal distances. A tile multiplies several rows
+with several others, so that they share loads; its size depends on the number of registers. The
+order of an element's sum is fixed, so its bits do not depend on the tile. Knows no pages.
 Tested by tests/kernels/test_cpu_simd_floats.py.
 """
 
@@ -10,20 +10,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llvmlite import ir
 
 from ..compiler.isa import has_feature
 from . import types
-from .bytes import CACHE_LINE, fma, pack, prefetch, spread, unpack
+from .bytes import CACHE_LINE, emit_prefetch, fma, pack, prefetch, spread, unpack
+from .halves import f16_to_f32
 from .vectors import LANES, f32x16, pointer_to, vector_function
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _F32 = ir.FloatType()
 _V_F32 = ir.VectorType(_F32, LANES)
 _V_LANES = ir.VectorType(_I32, LANES)
+_V_I16 = ir.VectorType(ir.IntType(16), LANES)
 _ZERO: Final = ir.Constant(_V_F32, None)
+
+
+class Rows(NamedTuple):
+    """A type of rows: the bytes of 16 elements, code that reads those at an address, and whether
+    the same elements of other rows are prefetched beside each load."""
+
+    vector: int
+    load: Callable[[Any, Any], Any]
+    reads_ahead: bool
+
+
+def _load_f32(b: Any, address: Any) -> Any:
+    return b.load(pointer_to(b, address, _V_F32), align=4)
+
+
+def _load_f16(b: Any, address: Any) -> Any:
+    return f16_to_f32(b, b.load(pointer_to(b, address, _V_I16), align=2))
+
+
+F32_ROWS: Final = Rows(4 * LANES, _load_f32, False)  # in a cache
+F16_ROWS: Final = Rows(2 * LANES, _load_f16, True)
 
 # vectors that a loop adds to: 16 if there are 32 registers of 16 floats, else as few as possible
 N_SUMS: Final = 16 if has_feature("avx512f") else 4
@@ -56,9 +79,12 @@ def _rows(b: Any, address: Any, step: Any, n: int) -> list[Any]:
     return [b.add(address, b.mul(step, _I64(i))) for i in range(n)]
 
 
-def _vector_at(b: Any, row: Any, i: Any) -> Any:
-    """Vector `i` of a row."""
-    return b.load(pointer_to(b, b.add(row, b.mul(i, _I64(4 * LANES))), _V_F32), align=4)
+def _vector_at(b: Any, row: Any, i: Any, rows: Rows = F32_ROWS, ahead: Any = None) -> Any:
+    """Vector `i` of a row. That `ahead` bytes further on may be prefetched, if it is not None."""
+    at = b.add(row, b.mul(i, _I64(rows.vector)))
+    if rows.reads_ahead and ahead is not None:
+        emit_prefetch(b, b.add(at, ahead))
+    return rows.load(b, at)
 
 
 def _float_at(b: Any, row: Any, i: Any) -> Any:
@@ -106,26 +132,30 @@ def _sums(b: Any, vectors: Sequence[Any]) -> Any:
     return v[0]
 
 
-def _emit_dot_tile(b: Any, xs: Sequence[Any], ys: Sequence[Any], n: Any) -> list[Any]:
+def _emit_dot_tile(
+    b: Any, xs: Sequence[Any], ys: Sequence[Any], y_rows: Rows, n: Any, ahead: Any
+) -> list[Any]:
     """The products of each row x with each row y, `n` vectors long, not summed over lanes."""
 
     def step(i: Any, sums: list[Any]) -> list[Any]:
-        x, y = ([_vector_at(b, row, i) for row in rows] for rows in (xs, ys))
+        x = [_vector_at(b, row, i) for row in xs]
+        y = [_vector_at(b, row, i, y_rows, ahead) for row in ys]
         return [fma(b, *pair, z) for pair, z in zip(product(x, y), sums, strict=True)]
 
     return _loop(b, n, [_ZERO] * (len(xs) * len(ys)), step)
 
 
-def _dots(n_x: int, n_y: int, n_sums: int) -> Callable[..., Any]:
+def _dots(n_x: int, n_y: int, n_sums: int, y_rows: Rows) -> Callable[..., Any]:
     tile_x = min(n_x, {16: 4, 4: 2}[n_sums])
     tile_y = n_sums // tile_x
 
     def emit(b: Any, values: Any) -> Any:
-        x, x_step, y, y_step, n = unpack(b, values)
+        x, x_step, y, y_step, n, ahead = unpack(b, values)
         xs, ys = _rows(b, x, x_step, n_x), _rows(b, y, y_step, n_y)
         sums: dict[tuple[int, int], Any] = {}
         for i, j in product(range(0, n_x, tile_x), range(0, n_y, tile_y)):
-            tile = _emit_dot_tile(b, xs[i : i + tile_x], ys[j : j + tile_y], n)
+            tile_ahead = ahead if i == 0 else None
+            tile = _emit_dot_tile(b, xs[i : i + tile_x], ys[j : j + tile_y], y_rows, n, tile_ahead)
             pairs = product(range(i, i + tile_x), range(j, j + tile_y))
             sums.update(zip(pairs, tile, strict=True))
         return _sums(b, [sums[pair] for pair in product(range(n_x), range(n_y))])
@@ -133,21 +163,32 @@ def _dots(n_x: int, n_y: int, n_sums: int) -> Callable[..., Any]:
     return emit
 
 
-def dots(n_x: int, n_y: int, n_sums: int = N_SUMS) -> Any:
-    """A function of (x, x_step, y, y_step, n): the 16 products of `n_x` rows with `n_y` rows.
+def dots(n_x: int, n_y: int, n_sums: int = N_SUMS, y_rows: Rows = F32_ROWS) -> Any:
+    """A function of (x, x_step, y, y_step, n, ahead): 16 products, of `n_x` rows x with `n_y` rows.
+
+    Rows x are float32, rows y of the type `y_rows`: those `ahead` bytes further on are read next.
 
     Rows are `step` bytes apart and have `n` >= 1 vectors. Lane n_y * i + j is the product of row i
     of x with row j of y. Element d is added in lane d mod 16, then lanes are added as in `hsum`.
     """
     assert n_x * n_y == LANES, f"{n_x} * {n_y} products"
-    return vector_function(f32x16, (types.UniTuple(types.int64, 5),), _dots(n_x, n_y, n_sums))
+    emit = _dots(n_x, n_y, n_sums, y_rows)
+    return vector_function(f32x16, (types.UniTuple(types.int64, 6),), emit)
 
 
 # --- weighted sums of rows ---
 
 
 def _emit_sum_tile(
-    b: Any, out: Sequence[Any], w: Sequence[Any], v: Sequence[Any], v_step: Any, n: Any
+    b: Any,
+    out: Sequence[Any],
+    w: Sequence[Any],
+    v: Sequence[Any],
+    v_step: Any,
+    v_rows: Rows,
+    n: Any,
+    ahead: Any,
+    n_ahead: Any,
 ) -> None:
     """Add weighted sums of `n` rows to the vectors at `out`, one for each pair of w and v.
 
@@ -156,7 +197,8 @@ def _emit_sum_tile(
 
     def step(j: Any, sums: list[Any]) -> list[Any]:
         row = b.mul(j, v_step)
-        columns = [_vector_at(b, b.add(c, row), _I64(0)) for c in v]
+        here = b.select(b.icmp_signed("<", j, n_ahead), ahead, _I64(0))
+        columns = [_vector_at(b, b.add(c, row), _I64(0), v_rows, here) for c in v]
         weights = [_float_at(b, row_w, j) for row_w in w]
         pairs = product(weights, columns)
         return [fma(b, *pair, z) for pair, z in zip(pairs, sums, strict=True)]
@@ -166,29 +208,30 @@ def _emit_sum_tile(
         b.store(value, pointer_to(b, at, _V_F32), align=4)
 
 
-def _add_rows(n_w: int, n_v: int, n_sums: int) -> Callable[..., Any]:
+def _add_rows(n_w: int, n_v: int, n_sums: int, v_rows: Rows) -> Callable[..., Any]:
     tile_v = max(1, min(n_v, n_sums // n_w))
 
     def emit(b: Any, values: Any) -> None:
-        y, w, row_step, v, v_step, n = unpack(b, values)
+        y, w, row_step, v, v_step, n, ahead, n_ahead = unpack(b, values)
         ys, ws = _rows(b, y, row_step, n_w), _rows(b, w, row_step, n_w)
-        columns = _rows(b, v, _I64(4 * LANES), n_v)
+        columns = _rows(b, v, _I64(v_rows.vector), n_v)
         for j in range(0, n_v, tile_v):
             out = [b.add(row, _I64(4 * LANES * k)) for row in ys for k in range(j, j + tile_v)]
-            _emit_sum_tile(b, out, ws, columns[j : j + tile_v], v_step, n)
+            _emit_sum_tile(b, out, ws, columns[j : j + tile_v], v_step, v_rows, n, ahead, n_ahead)
 
     return emit
 
 
-def add_rows(n_w: int, n_v: int, n_sums: int = N_SUMS) -> Any:
-    """A function of (y, w, step, v, v_step, n): adds weighted sums of the rows v to `n_w` rows y.
+def add_rows(n_w: int, n_v: int, n_sums: int = N_SUMS, v_rows: Rows = F32_ROWS) -> Any:
+    """A function of (y, w, step, v, v_step, n, ahead, n_ahead): adds weighted rows to `n_w` rows y.
 
     Element j of row i of w, times row j of v, is added to row i of y, for j = 0..n - 1 in this
     order; n >= 1. Rows of y and v have `n_v` vectors. Rows of y and w are `step` bytes apart, rows
-    of v `v_step`.
+    of v `v_step`; these are of the type `v_rows`, and `n_ahead` rows `ahead` bytes further on are
+    read next. All others are float32.
     """
-    kind = types.UniTuple(types.int64, 6)
-    return vector_function(types.void, (kind,), _add_rows(n_w, n_v, n_sums))
+    kind = types.UniTuple(types.int64, 8)
+    return vector_function(types.void, (kind,), _add_rows(n_w, n_v, n_sums, v_rows))
 
 
 # --- the rest ---
