@@ -152,6 +152,41 @@ def _permuted(kind: str, n: int, table: str, index: str, index_kind: str) -> Ite
     yield f"ret <{n} x {kind}> {last}"
 
 
+def _permuted_2() -> Iterator[str]:
+    """Bytes of %a and then %c, by the low 7 bits of %b's."""
+    lanes = ", ".join(f"i32 {i}" for i in range(128))
+    yield f"%t = shufflevector <64 x i8> %a, <64 x i8> %c, <128 x i32> <{lanes}>"
+    last = "poison"
+    for i in range(64):
+        yield f"%i{i} = extractelement <64 x i8> %b, i32 {i}"
+        yield f"%n{i} = and i8 %i{i}, 127"
+        yield f"%v{i} = extractelement <128 x i8> %t, i8 %n{i}"
+        yield f"%r{i} = insertelement <64 x i8> {last}, i8 %v{i}, i32 {i}"
+        last = f"%r{i}"
+    yield f"ret <64 x i8> {last}"
+
+
+def _shifted() -> Iterator[str]:
+    """8 bits of each 64 bits of %b, from the bit in %a on, around the end."""
+    yield "%w = bitcast <64 x i8> %b to <8 x i64>"
+    last = "poison"
+    for i in range(64):
+        yield f"%i{i} = extractelement <64 x i8> %a, i32 {i}"
+        yield f"%m{i} = and i8 %i{i}, 63"
+        yield f"%n{i} = zext i8 %m{i} to i64"
+        yield f"%q{i} = extractelement <8 x i64> %w, i32 {i // 8}"
+        yield f"%l{i} = lshr i64 %q{i}, %n{i}"
+        # a shift by 64 has no result: by one, and by the rest
+        yield f"%k{i} = sub i64 63, %n{i}"
+        yield f"%d{i} = shl i64 %q{i}, 1"
+        yield f"%h{i} = shl i64 %d{i}, %k{i}"
+        yield f"%o{i} = or i64 %l{i}, %h{i}"
+        yield f"%v{i} = trunc i64 %o{i} to i8"
+        yield f"%r{i} = insertelement <64 x i8> {last}, i8 %v{i}, i32 {i}"
+        last = f"%r{i}"
+    yield f"ret <64 x i8> {last}"
+
+
 def _shuffled() -> Iterator[str]:
     """Bytes of %a within each 16, by the low 4 bits of %b's; 0 where its highest bit is set."""
     last = "zeroinitializer"
@@ -201,6 +236,13 @@ DEFINITIONS: Final = dict(
             "<64 x i8>; <64 x i8>",
             _permuted("i8", 64, "%a", "%b", "i8"),
         ),
+        _of(
+            f"{_X}vpermi2var.qi.512",
+            "<64 x i8>",
+            "<64 x i8>; <64 x i8>; <64 x i8>",
+            _permuted_2(),
+        ),
+        _of(f"{_X}pmultishift.qb.512", "<64 x i8>", "<64 x i8>; <64 x i8>", _shifted()),
         _of(
             f"{_X}permvar.sf.512",
             "<16 x float>",

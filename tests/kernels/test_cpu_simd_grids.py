@@ -47,11 +47,17 @@ def bytes_of_rows(*shape: int) -> Array:
     return RANDOM.integers(0, 256, shape, np.uint8)
 
 
+def entries(n: int, size: int) -> Array:
+    """`n` random entries, of as many levels as a grid may have."""
+    levels = RANDOM.choice(256, 16 if size == 4 else 4, replace=False).astype(np.uint8)
+    return RANDOM.choice(levels, (n, size))
+
+
 @pytest.mark.parametrize("entry", [4, 8])
 @pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.name)
 def test_grids(layout: Layout, entry: int) -> None:
     n, top = VALUES // entry, 256 if layout is Layout.BYTES else 2048
-    values, index = bytes_of_rows(top, entry), RANDOM.integers(0, top, (ROWS, n))
+    values, index = entries(top, entry), RANDOM.integers(0, top, (ROWS, n))
     look_up = grids.grid(lambda: values, layout)
     expected = values[index].reshape(ROWS, VALUES)
     # runs of 4 bytes of a row: [run, row, 4]
@@ -78,7 +84,7 @@ def test_grids(layout: Layout, entry: int) -> None:
 
 
 def test_pairs_that_are_computed() -> None:
-    values, index = bytes_of_rows(512, 8), RANDOM.integers(0, 512, (2, ROWS, 2), np.uint16)
+    values, index = entries(512, 8), RANDOM.integers(0, 512, (2, ROWS, 2), np.uint16)
     look_up = grids.grid(lambda: values, Layout.PAIRS)
 
     def run(at, out):  # type: ignore[no-untyped-def]

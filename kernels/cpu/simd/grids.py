@@ -1,13 +1,14 @@
 """Weights of 16 rows looked up in a grid: an index selects the bytes of 4 or 8 values of a row.
 
 The result is `bytes.words`: 32 values of 16 rows. Indices are in memory, as entries are loaded one
-by one: gathers are not faster on most processors. Signs are bits, those of 8 values in a byte.
+by one: gathers are not faster on most processors. Some look up many in registers (grid_tables.py).
+Signs are bits, those of 8 values in a byte.
 Knows no block formats. Tested by tests/kernels/test_cpu_simd_grids.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from . import types
-from .bytes import WORDS, pack, parts_of, unpack, words
+from .bytes import BYTES, WORDS, pack, parts_of, unpack, words
+from .grid_tables import HAS_TABLES, look_up
 from .ints import i32x16
 from .vectors import pointer_to, vector_function
 
@@ -34,7 +36,7 @@ _PAIRED: Final = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
 class Layout(Enum):
     """The indices of 16 rows in memory. There are 4 bytes for each row, 64 bytes later the next 4.
 
-    BYTES: of a byte each. PAIRS: of 2 bytes each. WIDE: of 2 bytes, made by `wide_indices`.
+    BYTES: of a byte each. PAIRS: of 2 bytes each. WIDE: as `wide_indices` stores them.
     """
 
     BYTES = 1
@@ -45,7 +47,7 @@ class Layout(Enum):
 def grid(values: Callable[[], npt.ArrayLike], layout: Layout) -> Any:
     """A function (address of indices) -> words, of 32 values of each row.
 
-    `values()` [n, 4 or 8] are bytes.
+    `values()` [n, 4 or 8] are bytes: of at most 16 levels, or 4 levels in entries of 8.
     """
     size = _I8 if layout is Layout.BYTES else _I16
 
@@ -53,6 +55,8 @@ def grid(values: Callable[[], npt.ArrayLike], layout: Layout) -> Any:
         table = np.asarray(values())
         entry = table.shape[1]
         assert entry in (WORD, 2 * WORD), f"{entry} values of an index"
+        if HAS_TABLES:
+            return pack(b, [*look_up(b, table, _index_vectors(b, address, layout, entry))])
         data = table.astype(np.uint8).tobytes()
         kind, found = ir.IntType(8 * entry), []
         entries = b.bitcast(_constant(b, data), kind.as_pointer())
@@ -66,6 +70,26 @@ def grid(values: Callable[[], npt.ArrayLike], layout: Layout) -> Any:
         return pack(b, [b.bitcast(v, _V_I8) for v in found])
 
     return vector_function(words, (types.int64,), emit)
+
+
+def _index_vectors(b: Any, address: Any, layout: Layout, entry: int) -> Iterator[tuple[Any, Any]]:
+    """The low bytes of 4 indices of each row, and the bits above."""
+    at = pointer_to(b, address, _V_I8)
+    n = 2 * WORD // entry if layout is Layout.BYTES else 2 * (2 * WORD // entry)
+    found = [b.load(b.gep(at, [_I64(i)]), align=1) for i in range(n)]
+    if layout is Layout.BYTES:
+        yield from ((v, None) for v in found)
+        return
+    pairs = zip(found[::2], found[1::2], strict=True)
+    if layout is Layout.WIDE:
+        yield from pairs
+        return
+    for first, second in pairs:
+        # of each row: two indices of the first vector, and two of the second
+        low = [BYTES * (i % 4 // 2) + i // 4 * 4 + 2 * (i % 2) for i in range(BYTES)]
+        high = [i + 1 for i in low]
+        lanes = [ir.Constant(ir.VectorType(_I32, BYTES), each) for each in (low, high)]
+        yield b.shuffle_vector(first, second, lanes[0]), b.shuffle_vector(first, second, lanes[1])
 
 
 def _place(layout: Layout, r: int, i: int) -> int:
@@ -123,9 +147,8 @@ def signed_grid(offset: int) -> Any:
         for j, v in enumerate(unpack(b, values)):
             bits = ir.Constant(_V_I8, [1 << (i % WORD + WORD * (j % 2)) for i in range(64)])
             here = b.icmp_signed("==", b.and_(_spread_byte(b, signs, j // 2), bits), bits)
-            flip = b.sext(here, _V_I8)
-            moved = b.add(b.xor(v, flip), ir.Constant(_V_I8, [offset] * 64))
-            found.append(b.sub(moved, flip))
+            zero = ir.Constant(_V_I8, [offset] * 64)
+            found.append(b.select(here, b.sub(zero, v), b.add(v, zero)))
         return pack(b, found)
 
     return vector_function(words, (words, i32x16), emit)
@@ -138,6 +161,8 @@ def _spread_byte(b: Any, v: Any, i: int) -> Any:
 
 
 def _emit_wide_indices(b: Any, *pairs: Any) -> Any:
+    if HAS_TABLES:
+        return _emit_in_memory(b, *pairs)
     bytes32 = ir.VectorType(_I8, 32)
     slot = _memory(b, ir.ArrayType(bytes32, 2 * len(pairs)))
     order = [i // 2 + 32 * (i % 2) for i in range(64)]
@@ -158,7 +183,7 @@ def _emit_in_memory(b: Any, *vectors: Any) -> Any:
     slot = _memory(b, ir.ArrayType(_V_I32, len(vectors)))
     for i, v in enumerate(vectors):
         b.store(v, b.gep(slot, [_I32(0), _I32(i)]))
-    return _seen(b, slot)
+    return b.ptrtoint(slot, _I64) if HAS_TABLES else _seen(b, slot)
 
 
 def _memory(b: Any, type: Any) -> Any:
