@@ -8,8 +8,10 @@ Call it before the kernels' modules are imported. Tested by test_cpu_isa.py.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from llvmlite import binding
@@ -47,7 +49,9 @@ def emulate(name: str) -> None:
     )
     to_object = machine.emit_object
     machine.emit_object = lambda module: to_object(with_definitions(module))
-    binding.get_host_cpu_name = lambda: f"emulated-{name}"
+    # cached kernels contain these definitions
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    binding.get_host_cpu_name = lambda: f"emulated-{name}-{version}"
     binding.get_host_cpu_features = lambda: features_of(name)
     from lamella.kernels.cpu.compiler import (  # noqa: PLC0415
         numba_compile,
@@ -140,13 +144,16 @@ def _word_pairs() -> Iterator[str]:
     yield "ret <16 x i32> %s"
 
 
-def _permuted(kind: str, n: int, table: str, index: str, index_kind: str) -> Iterator[str]:
-    """Lane i is the table's lane with the number in lane i of the index, modulo `n`."""
+def _permuted(
+    kind: str, n: int, table: str, index: str, index_kind: str, size: int
+) -> Iterator[str]:
+    """`n` lanes: lane i is the table's lane with the number in lane i of the index, modulo the
+    table's `size`."""
     last = "poison"
     for i in range(n):
         yield f"%i{i} = extractelement <{n} x {index_kind}> {index}, i32 {i}"
-        yield f"%n{i} = and {index_kind} %i{i}, {n - 1}"
-        yield f"%v{i} = extractelement <{n} x {kind}> {table}, {index_kind} %n{i}"
+        yield f"%n{i} = and {index_kind} %i{i}, {size - 1}"
+        yield f"%v{i} = extractelement <{size} x {kind}> {table}, {index_kind} %n{i}"
         yield f"%r{i} = insertelement <{n} x {kind}> {last}, {kind} %v{i}, i32 {i}"
         last = f"%r{i}"
     yield f"ret <{n} x {kind}> {last}"
@@ -156,14 +163,7 @@ def _permuted_2() -> Iterator[str]:
     """Bytes of %a and then %c, by the low 7 bits of %b's."""
     lanes = ", ".join(f"i32 {i}" for i in range(128))
     yield f"%t = shufflevector <64 x i8> %a, <64 x i8> %c, <128 x i32> <{lanes}>"
-    last = "poison"
-    for i in range(64):
-        yield f"%i{i} = extractelement <64 x i8> %b, i32 {i}"
-        yield f"%n{i} = and i8 %i{i}, 127"
-        yield f"%v{i} = extractelement <128 x i8> %t, i8 %n{i}"
-        yield f"%r{i} = insertelement <64 x i8> {last}, i8 %v{i}, i32 {i}"
-        last = f"%r{i}"
-    yield f"ret <64 x i8> {last}"
+    yield from _permuted("i8", 64, "%t", "%b", "i8", 128)
 
 
 def _shifted() -> Iterator[str]:
@@ -234,7 +234,7 @@ DEFINITIONS: Final = dict(
             f"{_X}permvar.qi.512",
             "<64 x i8>",
             "<64 x i8>; <64 x i8>",
-            _permuted("i8", 64, "%a", "%b", "i8"),
+            _permuted("i8", 64, "%a", "%b", "i8", 64),
         ),
         _of(
             f"{_X}vpermi2var.qi.512",
@@ -247,7 +247,7 @@ DEFINITIONS: Final = dict(
             f"{_X}permvar.sf.512",
             "<16 x float>",
             "<16 x float>; <16 x i32>",
-            _permuted("float", 16, "%a", "%b", "i32"),
+            _permuted("float", 16, "%a", "%b", "i32", 16),
         ),
     )
 )
