@@ -66,6 +66,7 @@ class Option:
     parse: Callable[[str], Any] | None
     check: Callable[[str, Any], Any] | None
     repeats: bool
+    never_empty: bool
     shortcuts: Sequence[Shortcut]
 
 
@@ -85,6 +86,7 @@ def option(
     parse: Callable[[str], Any] | None = None,
     check: Callable[[str, Any], Any] | None = None,
     repeats: bool = False,
+    never_empty: bool = False,
     shortcuts: Sequence[Shortcut] = (),
 ) -> Any:
     """Declare an option: the default of a dataclass field, whose name is the Python argument.
@@ -107,6 +109,7 @@ def option(
         check: returns the checked value, from the name and a value of any type; raises
             RequestError.
         repeats: the flag may be repeated. `parse` returns tuples, which are joined.
+        never_empty: an empty variable is an invalid value. Other options are not set by one.
         shortcuts: flags that set the option to a fixed value.
     """
     assert (low is None) == (high is None), "a range needs both limits"
@@ -127,6 +130,7 @@ def option(
         parse=parse,
         check=check,
         repeats=repeats,
+        never_empty=never_empty,
         shortcuts=shortcuts,
     )
     return field(default=default, metadata={"option": declared})

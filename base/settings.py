@@ -75,9 +75,9 @@ class TextSwitch:
         os.environ[self.name] = value
 
 
-def environment(name: str) -> str:
-    """The text of an environment variable that an option declares; "" if it is not set."""
-    return os.environ.get(name, "")
+def environment(name: str) -> str | None:
+    """The text of an environment variable that an option declares; None if it is not set."""
+    return os.environ.get(name)
 
 
 def environment_names(prefix: str) -> list[str]:

@@ -82,7 +82,7 @@ def _add_flag(group: argparse._ActionsContainer, declared: Declared, default: ob
         if rule.bare is not None:
             how.update(nargs="?", const=rule.bare)
     action = group.add_argument(*rule.flags, help=_help(declared, default), **how)
-    vars(action).update(env=rule.env, off=rule.off)
+    vars(action).update(env=rule.env, off=rule.off, never_empty=rule.never_empty)
     if rule.off:
         how.update(const=False, help=argparse.SUPPRESS)
         group.add_argument(*rule.off, **how)

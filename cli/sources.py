@@ -48,10 +48,11 @@ def from_environment(
 ) -> tuple[list[Source], list[Source]]:
     """The flags that variables set: by our variables, and by those of other programs."""
     found = [
-        Source(name, action, environment(name))
+        Source(name, action, value)
         for action in actions
         for name in variables(action)
-        if environment(name)
+        if (value := environment(name)) is not None
+        if value or getattr(action, "never_empty", False)
     ]
     ours = [source for source in found if source.name.startswith(PREFIX)]
     return ours, [source for source in found if source not in ours]

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hmac
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -27,11 +26,13 @@ from ..base.errors import LamellaError
 from ..base.log import get_logger
 from ..base.log_output import log_in_background
 from . import routes, routes_control, routes_embed, routes_generate, routes_missing
+from .clients import KEY
 from .config import ServerConfig
 from .cors import preflight, set_cors_headers
 from .error_shapes import new_request_id, shape_of
 from .http_errors import answer_errors
 from .http_protocol import HttpRunner
+from .keys import Key, KeyRing
 from .listening import listen, urls
 from .metrics import Metrics
 from .page import index, static_file
@@ -199,17 +200,18 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     is_public = is_page and request.method in ("GET", "HEAD")
     if not is_public and request.match_info.handler is not static_file:
         routes.loaded_model(request)
-        if state.config.keys:
-            _check_key(request, state.config.keys)
+        if state.keys:
+            request[KEY] = _key_of(request, state.keys)
     return await handler(request)
 
 
-def _check_key(request: web.Request, keys: Sequence[str]) -> None:
-    """Check the request's keys: one that is valid is enough. Raises HTTPUnauthorized."""
+def _key_of(request: web.Request, keys: KeyRing) -> Key:
+    """The request's key: one that is valid is enough. Raises HTTPUnauthorized."""
     given = [request.headers.get("X-Api-Key", "")]
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         given.append(token.strip())
-    raws = [text.encode("utf-8", "surrogateescape") for text in given]
-    if not any(hmac.compare_digest(key.encode(), raw) for key in keys for raw in raws):
+    key = keys.find(text.encode("utf-8", "surrogateescape") for text in given)
+    if key is None:
         raise web.HTTPUnauthorized(text="Invalid API Key", headers={"WWW-Authenticate": "Bearer"})
+    return key

@@ -12,39 +12,10 @@ from typing import ClassVar, Final
 
 from ..base.errors import RequestError
 from ..base.options import Options, option
-from ..base.utf8 import check_utf8
 from ..model.params import parse_names
+from .keys import Key, checked_keys, named_keys, parse_keys, read_keys
 
 INT32_MAX: Final = 2**31 - 1
-
-
-def _read_keys(path: str) -> tuple[str, ...]:
-    """The lines of a file that are neither empty nor comments. Raises ValueError with the cause."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8") from None
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        raise ValueError(f"{path} has no key")
-    return keys
-
-
-def _keys(name: str, value: Sequence[str]) -> Sequence[str]:
-    """API keys. Raises RequestError for one that is not valid UTF-8: no header can have it."""
-    for key in value:
-        check_utf8(name, key)
-    return value
-
-
-def _parse_keys(text: str) -> tuple[str, ...]:
-    """A comma-separated list of keys. Raises ValueError if it is empty: all could call then."""
-    keys = parse_names(text)
-    if not keys:
-        raise ValueError("there is no key: leave the flag out for a server without keys")
-    return keys
 
 
 def _hosts(name: str, value: object) -> str:
@@ -81,19 +52,21 @@ class ServerConfig(Options):
     api_keys: Sequence[str] = option(
         (),
         "--api-key",
-        parse=_parse_keys,
+        parse=parse_keys,
         env="$LLAMA_API_KEY",
         metavar="KEY,...",
-        check=_keys,
+        check=checked_keys,
+        never_empty=True,
         help="API keys: clients need one, but not for GET /health, GET / and files of --path",
         default_text="",
     )
     api_file_keys: Sequence[str] = option(
         (),
         "--api-key-file",
-        parse=_read_keys,
+        parse=read_keys,
         metavar="FILE",
-        check=_keys,
+        check=checked_keys,
+        never_empty=True,
         help="a file with one API key per line",
         default_text="",
     )
@@ -199,9 +172,9 @@ class ServerConfig(Options):
         return tuple(dict.fromkeys(parse_names(self.host)))
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> tuple[Key, ...]:
         """All API keys."""
-        return (*self.api_keys, *self.api_file_keys)
+        return named_keys((*self.api_keys, *self.api_file_keys))
 
     @property
     def prefix(self) -> str:

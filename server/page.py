@@ -82,7 +82,7 @@ async def _file(folder: str, name: str) -> web.FileResponse:
 def _facts(state: ServerState) -> Iterator[tuple[str, str]]:
     """What runs here, as pairs of a label and a text."""
     model = state.model
-    if model is None or state.config.keys:
+    if model is None or state.keys:
         return
     yield "Model", model.alias
     n_params = int(model.meta.get("n_params", 0))
@@ -129,7 +129,7 @@ def _kind(state: ServerState) -> Calls:
 
 def _calls(state: ServerState, url: str) -> tuple[str, str]:
     """The commands for curl and Python."""
-    has_keys = bool(state.config.keys)
+    has_keys = bool(state.keys)
     header = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
     calls = _kind(state)
     name = state.model.alias if state.model is not None and not has_keys else "default"
@@ -149,14 +149,14 @@ def _page(state: ServerState, url: str) -> str:
     return PAGE.substitute(
         refresh="" if is_ready else REFRESH,
         title="Lamella" if is_ready else "Lamella: loading",
-        version=escape("" if state.config.keys else VERSION),
+        version=escape("" if state.keys else VERSION),
         kind="ready" if is_ready else "loading",
         state=escape(_state(state)),
         about=f"<section><h2>What runs here</h2><dl>{facts}</dl></section>" if facts else "",
         curl=escape(curl),
         python=escape(python),
         url=escape(url),
-        key_note="is one of the server's API keys" if state.config.keys else "can be any text",
+        key_note="is one of the server's API keys" if state.keys else "can be any text",
         endpoints="".join(rows),
     )
 

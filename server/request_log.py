@@ -224,7 +224,8 @@ def log_malformed(status: int, message: str) -> None:
 
 
 def _write(record: RequestRecord, response: web.StreamResponse | None, state: ServerState) -> None:
-    path, keys = record.path.removeprefix(state.config.prefix), state.config.keys
+    path = record.path.removeprefix(state.config.prefix)
+    keys = [key.secret for key in state.config.keys]
     is_poll = state.model is None and record.status == 503  # until the model is loaded
     is_quiet = is_poll or path in QUIET_PATHS or record.method == "OPTIONS"
     log.log(logging.DEBUG if is_quiet else logging.INFO, record)

@@ -18,6 +18,7 @@ from ..runtime.instance import EmbeddingInstance, Instance
 from .bridge import Bridge, Deliveries
 from .config import ServerConfig
 from .grammars import GrammarQueue
+from .keys import KeyRing
 from .progress import LoadProgress
 from .responses.store import ResponseStore
 
@@ -36,6 +37,7 @@ class ServerState:
         progress: LoadProgress | None = None,
     ) -> None:
         self.config = config
+        self.keys = KeyRing(config.keys)
         self.model = model
         self.grammars: GrammarQueue | None = None  # once a request has a grammar
         self.deliveries: Deliveries | None = None  # once a request generates a text

@@ -32,7 +32,8 @@ A value is taken from the first of these that has one:
 3. llama.cpp's variable `LLAMA_ARG_` and the name, `LLAMA_API_KEY` or `HF_TOKEN`. So a service file
    for llama-server works unchanged. One line reports a variable of a flag that is not supported: it
    may be set for llama.cpp. (The flag and the variable `LAMELLA_ARG_` would be errors.)
-   A variable `LAMELLA_...` that nothing reads is reported too.
+   A variable `LAMELLA_...` that nothing reads is reported too. An empty
+   variable sets nothing; for API keys it is an error.
 4. The file of `--config FILE`: its table for the command, then the keys outside of tables.
 5. The model's file: it may recommend values for sampling.
 6. The default, in parentheses below.

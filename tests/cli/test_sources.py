@@ -103,6 +103,27 @@ def test_invalid_variables(
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("LLAMA_API_KEY", "there is no key"),
+        ("LLAMA_ARG_API_KEY", "there is no key"),
+        ("LAMELLA_ARG_API_KEY", "there is no key"),
+        ("LAMELLA_ARG_API_KEY_FILE", "'' cannot be read"),
+    ],
+)
+def test_an_empty_variable_for_keys_is_refused(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAMELLA_ARG_PORT", "")  # of other flags, it sets nothing
+    serve = ["serve", "-m", "f"]
+    parser(serve).parse_args(serve)
+    monkeypatch.setenv(name, "")
+    with pytest.raises(SystemExit):
+        parser(serve).parse_args(serve)
+    assert f"{name}: {message}" in capsys.readouterr().err
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.toml"
