@@ -1,7 +1,8 @@
 """The `lamella` command: calls the module of its subcommand.
 
 Prints each error of the tree as one line on stderr. Exit statuses: 1 for errors, 2 for wrong flags,
-3 for plans that do not fit or break strict placement, 130 for Ctrl-C.
+3 for plans that do not fit or break strict placement, 4 and 5 for servers that could not go on or
+stop by themselves (server/watchdog.py, server/app.py), 130 for Ctrl-C.
 Tested by tests/cli/.
 """
 

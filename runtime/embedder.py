@@ -23,6 +23,7 @@ from ..base.log import get_logger
 from ..model.embed_context import EmbedContext
 from ..model.pooling import Pooling
 from .engine.counters import Counters
+from .engine.pulse import Pulse
 from .engine.worker import Worker
 from .params import EngineParams
 
@@ -90,6 +91,11 @@ class Embedder:
         return len(self._requests)
 
     @property
+    def pulse(self) -> Pulse:
+        """What the steps show: they go on, hang or fail."""
+        return self._worker.pulse
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -149,7 +155,9 @@ class Embedder:
         try:
             self.context.lower_priority()  # embeddings are bulk work
             while taken := self._take():
+                self.pulse.begin()
                 self._step(taken)
+                self.pulse.end()
         finally:
             self._drain()
 
@@ -202,10 +210,12 @@ class Embedder:
         try:
             vectors = self.context.embed(texts)
         except Exception as e:  # the requests of this step fail, the others go on
+            self.pulse.failed(e)
             log.error("a step failed: %s", e)
             failed, self._running = self._running, []
             self._fail(failed, e)
             return
+        self.pulse.computed()
         self._count(texts, time.perf_counter() - begin)
         for request, vector in zip(taken, vectors, strict=True):
             request.vectors.append(vector)

@@ -2,8 +2,8 @@
 
 The server listens before it has the model. Until then requests get status 503; preflights and
 files of `--path` do not. On SIGTERM or SIGINT the server stops accepting connections, cancels
-running generations, and exits within `N_STOP_SECONDS`, even if a thread is busy. It does not know
-what the routes do.
+running generations, and exits within `N_STOP_SECONDS`, even if a thread is busy: then with status
+`FORCED_STATUS`. It does not know what the routes do.
 Tested by tests/server/test_http_app.py and test_http_process.py.
 """
 
@@ -40,15 +40,17 @@ from .progress import LoadProgress
 from .request_log import log_requests
 from .responses import routes as responses
 from .state import STATE, ServedModel, ServerState
+from .watchdog import watching
 
 log = get_logger("server")
 
 N_STOP_SECONDS: Final = 4.0  # the process must end within 5
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
+FORCED_STATUS: Final = 5  # of a process that could not end in time
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 # paths that need no key with GET; the page shows nothing about the model if there are keys
-PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health", "", "/"})
+PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health", "/live", "", "/"})
 
 
 def create_app(state: ServerState) -> web.Application:
@@ -108,7 +110,8 @@ async def serve(
         if loading.done():
             loading.result()
             announce(" and ".join(urls(runner, config)))
-            await stopping
+            with watching(config.watchdog, lambda: state.engine_trouble):
+                await stopping
         loading.cancel()
     finally:
         await runner.cleanup()
@@ -155,7 +158,7 @@ async def _until_signal(
 
     def end() -> None:
         # a thread in native code cannot be interrupted: exit without it
-        last_resort = threading.Timer(N_STOP_SECONDS, os._exit, [0])
+        last_resort = threading.Timer(N_STOP_SECONDS, os._exit, [FORCED_STATUS])
         last_resort.daemon = True
         last_resort.start()
         stop.set()

@@ -162,6 +162,22 @@ class ServerConfig(Options):
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"
     )
+    step_timeout: int = option(
+        120,
+        "--step-timeout",
+        metavar="SECONDS",
+        low=1,
+        high=INT32_MAX,
+        help="seconds that a step of the engine may take; then GET /health is 503",
+    )
+    watchdog: int = option(
+        0,
+        "--watchdog",
+        metavar="SECONDS",
+        low=0,
+        high=INT32_MAX,
+        help="end the process with status 4 after the engine was dead for so long; 0: never",
+    )
     n_body_bytes_max: int = option(
         16 * 1024 * 1024, help="most bytes of a request's body: several times the longest context"
     )

@@ -37,7 +37,7 @@ N_PATH_CHARS: Final = 200
 N_BODY_CHARS: Final = 1000  # shown of each end of a body
 
 # polls of monitors, logged with -v only, as are preflights and requests while the model loads
-QUIET_PATHS: Final = ("/health", "/v1/health", "/metrics")
+QUIET_PATHS: Final = ("/health", "/v1/health", "/live", "/metrics")
 SECRET: Final = re.compile(
     r'("[\w-]*(?:api_?-?key|access_token|authorization|password|secret)"\s*:\s*")(?:[^"\\]|\\.)+',
     re.IGNORECASE | re.DOTALL,

@@ -122,7 +122,16 @@ async def _read(request: web.Request) -> bytes:
 
 
 async def health(request: web.Request) -> web.Response:
+    """200 if requests can be answered now, 503 with the cause if not."""
     loaded_model(request)
+    trouble = request.app[STATE].engine_trouble
+    if trouble:
+        raise unavailable(trouble)
+    return json_response({"status": "ok"})
+
+
+async def live(_: web.Request) -> web.Response:
+    """The process answers, whatever the engine does."""
     return json_response({"status": "ok"})
 
 
@@ -307,6 +316,7 @@ async def apply_template(request: web.Request) -> web.Response:
 ROUTES: Final = (
     web.get("/health", health),
     web.get("/v1/health", health),
+    web.get("/live", live),
     web.get("/metrics", metrics),
     web.get("/props", props),
     web.get("/slots", slots),

@@ -46,6 +46,13 @@ class ServerState:
         self.turns = [asyncio.Lock() for _ in range(len(N_BYTES_SIZES) + 1)]  # of bodies by size
         self.progress = progress or LoadProgress()
 
+    @property
+    def engine_trouble(self) -> str:
+        """Why the engine can answer no request; "" if it can, or if there is none yet."""
+        return (
+            "" if self.model is None else self.model.worker.pulse.trouble(self.config.step_timeout)
+        )
+
     async def load(self, load: Callable[[], ServedModel]) -> None:
         """Call `load` in a thread of its own. Raises what `load` raises."""
         self.model = await asyncio.wrap_future(begin(load, "lamella-load"))

@@ -27,6 +27,7 @@ from ..params import EngineParams
 from . import policy
 from .counters import Counters
 from .job import Job
+from .pulse import Pulse
 from .queue import Call, JobQueue
 from .runner import Runner
 from .thinking import ThinkingTracker
@@ -61,8 +62,10 @@ class Engine:
         self.n_parallel = n_parallel
         self._queue = JobQueue(params.max_waiting)
         self.compiler = compiler or Compiler(vocab)
-        self._runner = Runner(context, vocab, self._queue, n_parallel, params.max_itl)
         self._worker = Worker("lamella-engine", self._run)
+        self._runner = Runner(
+            context, vocab, self._queue, n_parallel, params.max_itl, self._worker.pulse
+        )
         self._when_stepped: list[Callable[[], None]] = []
 
     @property
@@ -84,6 +87,11 @@ class Engine:
     def n_waiting(self) -> int:
         """Number of jobs that wait for their turn, or for pages."""
         return len(self._queue)
+
+    @property
+    def pulse(self) -> Pulse:
+        """What the steps show: they go on, hang or fail."""
+        return self._worker.pulse
 
     @property
     def closed(self) -> bool:
@@ -220,13 +228,15 @@ class Engine:
 
     def _run(self) -> None:
         """The thread."""
-        runner = self._runner
+        runner, pulse = self._runner, self.pulse
         try:
             while self._queue.wait_for_work(is_idle=not policy.has_work(runner.running)):
+                pulse.begin()
                 try:
                     runner.step()
                 except Exception as e:  # a bug of ours: the running jobs fail, the engine continues
                     runner.fail_all(e)
+                pulse.end()
                 self._stepped()
         finally:
             self._drain()

@@ -43,6 +43,7 @@ from . import policy
 from .counters import Counters
 from .job import StopType
 from .pace import Pace
+from .pulse import Pulse
 from .queue import JobQueue
 from .ticket import Ticket
 
@@ -91,7 +92,13 @@ class Runner:
     """
 
     def __init__(
-        self, context: Context, vocab: Vocab, queue: JobQueue, n_parallel: int, max_itl: int = 0
+        self,
+        context: Context,
+        vocab: Vocab,
+        queue: JobQueue,
+        n_parallel: int,
+        max_itl: int,
+        pulse: Pulse,
     ) -> None:
         self.counters = Counters()
         self.running: list[Ticket] = []
@@ -101,6 +108,7 @@ class Runner:
         self._vocab = vocab
         self._queue = queue
         self._n_parallel = n_parallel
+        self._pulse = pulse
         self._pace = Pace(context.n_ubatch, max_itl)
         self._sampler = RowSampler(n_parallel, context.host_threads)
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
@@ -287,6 +295,7 @@ class Runner:
         for ticket in plan.prefilled:
             self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
         if not in_flight:
+            self._pulse.computed()
             self.prefixes.confirm()
         for ticket in plan.prefilled:
             self._prefilled(ticket)
@@ -405,6 +414,7 @@ class Runner:
             _report(ticket.sink.finished, result)
 
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
+        self._pulse.failed(error)
         reported = _as_lamella_error(error)
         log.error("a generation failed: %s", reported, exc_info=error)
         for ticket in tickets:

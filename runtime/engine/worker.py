@@ -12,6 +12,7 @@ from typing import Final
 from ...base.errors import ClosedError
 from ...base.log import get_logger
 from ...base.priority import show_thread_name
+from .pulse import Pulse
 
 log = get_logger("engine")
 
@@ -19,10 +20,11 @@ CLOSE_TIMEOUT_S: Final = 30.0  # time for the running step when the thread is en
 
 
 class Worker:
-    """A daemon thread that calls `work` once."""
+    """A daemon thread that calls `work` once. `work` tells `pulse` of its steps."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         self._name = name
+        self.pulse = Pulse()
         self._work = work
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()  # guards the thread's start and end
@@ -81,9 +83,14 @@ class Worker:
 
     def _run(self) -> None:
         show_thread_name()
+        error: BaseException | None = None
         try:
             self._work()
+        except BaseException as e:
+            error = e
+            raise
         finally:
+            self.pulse.died(error)
             with self._lock:
                 self._ended = True
             for callback in self._at_end:

@@ -30,6 +30,7 @@ def eventually(check: Callable[[], bool]) -> None:
 def test_requests_get_503_while_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     ports: list[int] = []
     replies: list[Reply] = []
+    lives: list[int] = []
 
     async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
         await listen_plainly(runner, config)
@@ -40,13 +41,14 @@ def test_requests_get_503_while_the_model_loads(monkeypatch: pytest.MonkeyPatch)
         early = RunningServer(model, ports[0])
         replies.extend([early.get("/health"), early.post("/completion", {"prompt": "a"})])
         replies.extend([early.get("/nothing"), early.get("/v1/models")])
+        lives.append(early.get("/live").status)
         return model
 
     monkeypatch.setattr(app, "listen", listen)
     with running(load) as server:
         assert server.get("/health").status == 200
         assert ports == [server.port]
-    assert len(replies) == 4
+    assert (len(replies), lives) == (4, [200])
     for reply in replies:
         assert reply.error == {
             "code": 503,
@@ -100,6 +102,7 @@ def test_api_keys() -> None:
     with running(config=ServerConfig(port=0, api_keys=("one", "two"))) as server:
         assert server.get("/health").status == 200
         assert server.get("/v1/health").status == 200
+        assert server.get("/live").status == 200
         for headers in (
             {},
             {"Authorization": "Bearer three"},

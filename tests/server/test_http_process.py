@@ -17,7 +17,8 @@ import pytest
 from fake_context import WAIT_S
 from http_world import RunningServer, make_model
 
-from lamella.server.app import N_STOP_SECONDS
+from lamella.server.app import FORCED_STATUS, N_STOP_SECONDS
+from lamella.server.watchdog import DEAD_STATUS
 
 PROGRAM = """
 import logging, sys, time
@@ -43,7 +44,8 @@ def load():
     {load}
 
 set_up_log(LogParams(), logging.INFO)
-sys.exit(run_server(ServerConfig(port=0, request_log={request_log}), load))
+config = ServerConfig(port=0, request_log={request_log}, **{options})
+sys.exit(run_server(config, load))
 """
 
 
@@ -54,15 +56,18 @@ def process(
     on_decode: str = "pass",
     last_resorts: bool = False,
     request_log: bool = False,
+    **options: int,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A server process, killed at the end if it still runs. Without `last_resorts`, the server has
-    no time limits for stopping, so that tests do not depend on the machine's speed."""
+    """A server process, killed at the end if it still runs. `options` are the server's. Without
+    `last_resorts`, the server has no time limits for stopping, so that tests do not depend on the
+    machine's speed."""
     code = PROGRAM.format(
         path=sys.path,
         load=load,
         on_decode=on_decode,
         last_resorts=last_resorts,
         request_log=request_log,
+        options=options,
     )
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True
@@ -122,7 +127,20 @@ def test_an_endless_step_does_not_keep_the_server_alive() -> None:
             client.request("POST", "/completion", b'{"prompt": "a"}')
             assert next_line(server) == "in a step\n"
             server.terminate()
-            assert server.wait(WAIT_S) == 0
+            assert server.wait(WAIT_S) == FORCED_STATUS
+
+
+def test_the_watchdog_ends_a_server_whose_step_hangs() -> None:
+    step = "time.sleep(3600)"
+    with process(on_decode=step, step_timeout=1, watchdog=1) as server:
+        port = port_of(server)
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
+            client.request("POST", "/completion", b'{"prompt": "a"}')
+            assert server.wait(WAIT_S) == DEAD_STATUS
+        assert server.stderr is not None
+        report = server.stderr.read()
+    assert "--watchdog 1: the process ends with status 4: a step of the engine has run" in report
+    assert "on_decode" in report  # the stack of the engine's thread
 
 
 def test_a_signal_while_the_model_loads() -> None:
