@@ -35,6 +35,7 @@ from .http_protocol import HttpRunner
 from .keys import Key, KeyRing
 from .listening import listen, urls
 from .metrics import Metrics
+from .origins import check_origin
 from .page import index, static_file
 from .progress import LoadProgress
 from .request_log import log_requests
@@ -194,9 +195,10 @@ async def _close_engine(app: web.Application) -> None:
 
 @web.middleware
 async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: answers preflights. Refuses all other requests while the model loads, and later
-    those without a valid key."""
+    """Middleware: answers preflights. Refuses pages that may not call, all other requests while the
+    model loads, and later those without a valid key."""
     state = request.app[STATE]
+    check_origin(request, state.config)
     if request.method == "OPTIONS":
         return preflight(request, state.config)
     is_page = request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS

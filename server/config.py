@@ -16,6 +16,7 @@ from ..model.params import parse_names
 from .keys import Key, checked_keys, named_keys, parse_keys, read_keys
 
 INT32_MAX: Final = 2**31 - 1
+SOCKET_SUFFIX: Final = ".sock"  # of a host that is the path of a unix socket
 
 
 def _hosts(name: str, value: object) -> str:
@@ -121,12 +122,12 @@ class ServerConfig(Options):
         default_text="",
     )
     cors_origins: Sequence[str] = option(
-        ("*",),
+        ("localhost",),
         "--cors-origins",
         parse=parse_names,
         metavar="ORIGIN,...",
         help="origins of pages that may call the server; *: all; localhost: all of this machine",
-        default_text="*",
+        default_text="localhost",
     )
     cors_methods: str = option(
         "GET, POST, DELETE, OPTIONS",

@@ -1,4 +1,4 @@
-"""CORS: which pages of other origins may call the server, and how.
+"""CORS: how pages of other origins may call the server. server/origins.py refuses the others.
 
 With credentials, a browser does not accept `*` as a list of origins or headers. So the server
 reflects the request's own, and `Vary` keeps caches from mixing the replies. Knows no route.
@@ -7,16 +7,14 @@ Tested by tests/server/test_cors.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
-from yarl import URL
 
 from .config import ServerConfig
+from .origins import is_allowed
 from .state import STATE
 
-LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 N_SECONDS_CACHED: Final = 600  # for which a browser may remember the answer to a preflight
 
 
@@ -34,16 +32,6 @@ async def set_cors_headers(request: web.Request, response: web.StreamResponse) -
         response.headers["Access-Control-Allow-Origin"] = origin
         if config.cors_credentials:
             response.headers["Access-Control-Allow-Credentials"] = "true"
-
-
-def is_allowed(origin: str, allowed: Sequence[str]) -> bool:
-    """True if `allowed` has `*`, the origin itself, or `localhost` for an origin there."""
-    if "*" in allowed or origin in allowed:
-        return True
-    try:
-        return "localhost" in allowed and URL(origin).host in LOCAL_HOSTS
-    except ValueError:
-        return False
 
 
 def preflight(request: web.Request, config: ServerConfig) -> web.Response:

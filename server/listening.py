@@ -17,10 +17,9 @@ from typing import Final
 from aiohttp import web
 
 from ..base.errors import RequestError
-from .config import ServerConfig
+from .config import SOCKET_SUFFIX, ServerConfig
 
 N_BACKLOG: Final = 512
-SOCKET_SUFFIX: Final = ".sock"  # of a host that is the path of a unix socket
 # hosts that stand for all addresses: the family, the loopback address, and an address that no
 # machine has (RFC 5737, RFC 3849)
 ANY_HOST: Final = {

@@ -64,13 +64,16 @@ class _FileResponse(web.FileResponse):
 
 
 async def _file(folder: str, name: str) -> web.FileResponse:
-    """The file. Raises HTTPNotFound if the folder has no such file, or a link leads out of it."""
+    """The file. Raises HTTPNotFound if the folder has no such file, a link leads out of it, or a
+    name begins with a dot: such files are rarely meant for others (.git, .env)."""
 
     def find() -> Path | None:
         root = Path(folder).resolve()
         with suppress(OSError, RuntimeError):  # a name that is too long, a loop of links
             path = (root / name).resolve()
-            return path if path.is_relative_to(root) and path.is_file() else None
+            if path.is_relative_to(root) and path.is_file():
+                parts = (*Path(name).parts, *path.relative_to(root).parts)
+                return None if any(part.startswith(".") for part in parts) else path
         return None
 
     found = await asyncio.to_thread(find) if name.isprintable() else None

@@ -150,7 +150,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def props(request: web.Request) -> web.Response:
     model = loaded_model(request)
-    vocab = model.vocab
+    config, vocab = request.app[STATE].config, model.vocab
     caps = (
         await asyncio.to_thread(model.chat.capabilities.names)
         if isinstance(model, Instance)
@@ -161,7 +161,8 @@ async def props(request: web.Request) -> web.Response:
             **(_text_props(model) if isinstance(model, Instance) else _embedding_props(model)),
             "total_slots": _n_slots(model),
             "model_alias": model.alias,
-            "model_path": str(model.path),
+            # folders tell who runs the server: only clients with a key see them
+            "model_path": str(model.path) if config.keys else model.path.name,
             "modalities": {"vision": False, "audio": False, "video": False},
             "media_marker": "",
             "chat_template_caps": caps,

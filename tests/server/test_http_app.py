@@ -131,7 +131,8 @@ def test_a_key_that_is_not_utf8_is_refused() -> None:
 
 
 def test_cors_and_server_headers() -> None:
-    with running(config=ServerConfig(port=0, api_keys=("k",))) as server:
+    config = ServerConfig(port=0, api_keys=("k",), cors_origins=("*",))
+    with running(config=config) as server:
         origin = {"Origin": "http://page.example"}
         preflight = server.call("OPTIONS", "/v1/chat/completions", None, origin)
         assert preflight.status == 204

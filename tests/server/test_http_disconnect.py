@@ -33,7 +33,7 @@ def send(server: RunningServer, body: object) -> socket.socket:
     """A client that sent a request and waits for the response."""
     raw = json.dumps(body).encode()
     client = socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
-    head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     client.sendall(head.encode() + raw)
     return client
 

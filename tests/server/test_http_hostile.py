@@ -99,7 +99,8 @@ def test_a_client_that_hangs_up_leaves_the_queue(server: RunningServer) -> None:
     with compiling(server, "two") as sources:
         for i in range(4):
             raw = json.dumps(body(regex=f"gone{i}")).encode()
-            head = f"POST /completion HTTP/1.1\r\nHost: a\r\nContent-Length: {len(raw)}\r\n\r\n"
+            length = f"Content-Length: {len(raw)}"
+            head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n"
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.sendall(head.encode() + raw)
                 time.sleep(0.1)

@@ -48,10 +48,14 @@ def error_of(reply: bytes) -> dict[str, Any]:
         (b"GARBAGE\r\n\r\n", 400, "malformed HTTP: "),
         (b"GET / HTTP/9.9\r\n\r\n", 400, "malformed HTTP: "),
         (b"GET / HTTP/1.1\r\n\r\n", 400, "malformed HTTP: Missing 'Host' header"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400, "malformed HTTP: "),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400, "malformed HTTP: "),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431, "too long"),
-        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "too long"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nno colon\r\n\r\n", 400, "malformed HTTP: "),
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+            400,
+            "malformed HTTP: ",
+        ),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431, "too long"),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431, "too long"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "HTTP"),
     ],
     ids=range(8),
@@ -73,7 +77,7 @@ def test_malformed_http(
 
 
 def post(body: bytes, *headers: str) -> bytes:
-    lines = ["POST /tokenize HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    lines = ["POST /tokenize HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
@@ -100,7 +104,7 @@ def test_forms_are_refused(server: RunningServer) -> None:
 
 def test_requests_in_one_packet_are_answered_in_order(server: RunningServer) -> None:
     raws = [post(json.dumps({"content": "a" * n}).encode()) for n in range(1, 9)]
-    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     reply = exchange(server, b"".join(raws) + last)
     bodies = [part.partition(b"\r\n\r\n")[2] for part in reply.split(b"HTTP/1.1 200 OK")[1:]]
     assert [len(json.loads(body).get("tokens", ())) for body in bodies] == [*range(1, 9), 0]

@@ -32,7 +32,7 @@ def test_props(server: RunningServer) -> None:
     assert defaults["params"]["temperature"] == 0.8
     assert defaults["params"]["n_predict"] == -1
     assert props["total_slots"] == 4
-    assert (props["model_path"], props["model_alias"]) == ("models/fake.gguf", "fake")
+    assert (props["model_path"], props["model_alias"]) == ("fake.gguf", "fake")
     assert props["chat_template"] == server.model.chat.source
     assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
     assert props["modalities"] == {"vision": False, "audio": False, "video": False}

@@ -70,7 +70,7 @@ def unread(world: World, **fields: object) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(WAIT_S)
     client.connect(world.path)
-    head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     client.sendall(head.encode() + raw)
     return client
 
@@ -169,7 +169,7 @@ def test_several_texts_of_one_slow_reader(world: World) -> None:
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 def test_a_reader_of_http_1_0_gets_events_without_chunks(world: World, path: str) -> None:
     raw = json.dumps(BODY | {"n_predict": 20}).encode()
-    head = f"POST {path} HTTP/1.0\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     with closing(socket.create_connection(("127.0.0.1", world.server.port), WAIT_S)) as client:
         client.sendall(head.encode() + raw)
         found = b""

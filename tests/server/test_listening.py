@@ -277,7 +277,9 @@ def impatient() -> Iterator[int]:
 
 def test_a_body_that_does_not_arrive(impatient: int) -> None:
     with closing(socket.create_connection(("127.0.0.1", impatient), timeout=WAIT_S)) as client:
-        client.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        client.sendall(
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+        )
         assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
@@ -285,7 +287,7 @@ def test_a_client_that_reads_nothing_is_disconnected(
     impatient: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = b'{"prompt": "a", "stream": true, "ignore_eos": true, "n_probs": 40}'
-    head = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with closing(socket.socket()) as client, caplog.at_level("INFO", "lamella.server"):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.settimeout(WAIT_S)
@@ -301,7 +303,7 @@ def test_a_client_that_does_not_read_a_whole_reply_is_disconnected(
     impatient: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = json.dumps({"content": "a" * 2_000_000}).encode()
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with closing(socket.socket()) as client, caplog.at_level("INFO", "lamella.server"):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.settimeout(WAIT_S)

@@ -141,7 +141,7 @@ def test_a_wrong_key(log: Log) -> None:
 
 def test_control_characters_of_a_path_are_escaped(log: Log) -> None:
     with closing(socket.create_connection(("127.0.0.1", log.server.port))) as client:
-        client.sendall(b"GET /a%0Ab%1b[31m HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /a%0Ab%1b[31m HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(10)
     assert str(log.records()[0]).isprintable()
 
@@ -165,7 +165,7 @@ def test_texts_of_clients_in_errors_are_escaped(log: Log, path: str, body: objec
 def test_a_client_that_disconnects(log: Log, stream: bool, status: int) -> None:
     body = json.dumps({"prompt": "xyz", "ignore_eos": True, "stream": stream}).encode()
     with closing(socket.create_connection(("127.0.0.1", log.server.port))) as client:
-        head = f"POST /completion HTTP/1.1\r\nHost: x\r\nX-Api-Key: {KEY}\r\n"
+        head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {KEY}\r\n"
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         if stream:
             assert client.recv(100)
