@@ -13,6 +13,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,6 +47,8 @@ from .watchdog import watching
 log = get_logger("server")
 
 N_STOP_SECONDS: Final = 4.0  # the process must end within 5
+# the engine waits so long for a thread in Python that holds the interpreter's lock; default 5 ms
+N_SWITCH_SECONDS: Final = 0.0005
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
 FORCED_STATUS: Final = 5  # of a process that could not end in time
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -59,10 +62,7 @@ def create_app(state: ServerState) -> web.Application:
 
     Serve it with `HttpRunner`: it cancels the handler when a client disconnects.
     """
-    app = web.Application(
-        middlewares=[log_requests, answer_errors, _admit],
-        client_max_size=state.config.n_body_bytes_max,
-    )
+    app = web.Application(middlewares=[log_requests, answer_errors, _admit])
     app[STATE] = state
     app[routes.METRICS] = Metrics(state)
     app.on_response_prepare.extend((_set_headers, set_cors_headers))
@@ -143,11 +143,13 @@ def run_server(
 
 def _without_pauses(load: Callable[[], ServedModel]) -> ServedModel:
     """Load the model, and let the garbage collector ignore it: it stops all threads while it looks
-    at objects. Bodies of requests have many that live long, so it looks at them rarely."""
+    at objects. Bodies of requests have many that live long, so it looks at them rarely. Threads
+    that handle bodies give the interpreter's lock away soon."""
     model = load()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 5, 50)
+    sys.setswitchinterval(N_SWITCH_SECONDS)
     return model
 
 

@@ -179,8 +179,13 @@ class ServerConfig(Options):
         high=INT32_MAX,
         help="end the process with status 4 after the engine was dead for so long; 0: never",
     )
-    n_body_bytes_max: int = option(
-        16 * 1024 * 1024, help="most bytes of a request's body: several times the longest context"
+    max_body: int = option(
+        0,
+        "--max-body",
+        metavar="MIB",
+        low=0,
+        high=4096,
+        help="longest body of a request; 0: what the context can hold, from 1 to 16",
     )
 
     @property

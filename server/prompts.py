@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from ..base.errors import RequestError
+from ..base.errors import ContextSizeError, RequestError
 from ..model.chat.message import ReasoningFormat
 from ..model.vocab import Vocab
 from ..runtime.chat import ChatRequest, PreparedChat, prepare_chat
@@ -22,7 +22,7 @@ from .bridge import Choice
 from .schema import CompletionBody, GenerationBody, Part
 from .schema_chat import ConversationBody
 from .state import ServedModel
-from .tasks import GenerationTask
+from .tasks import GenerationTask, Prompt
 
 N_SEEDS: Final = 2**32 - 1  # seeds are modulo 2**32; the last value means "random"
 
@@ -42,6 +42,21 @@ def tokenize_parts(
             special = add_special and i == 0
             tokens += vocab.tokenize(part, add_special=special, parse_special=parse_special)
     return tokens
+
+
+def prompt_tokens(model: Instance, parts: Sequence[Part]) -> Prompt:
+    """Token ids of a prompt.
+
+    Raises:
+        RequestError: a text is invalid.
+        ContextSizeError: before tokenizing, if even the longest tokens were too many. It has a
+            lower bound of their number.
+    """
+    n_characters = sum(len(part) for part in parts if isinstance(part, str))
+    n_least = n_characters // model.vocab.n_piece_bytes_max
+    if n_least > model.n_ctx:
+        raise ContextSizeError(n_least, model.n_ctx)
+    return tuple(tokenize_parts(model.vocab, parts))
 
 
 def with_defaults(model: Instance, chat: ChatRequest, params: RequestParams) -> ChatRequest:
@@ -75,7 +90,7 @@ def check_model(model: ServedModel, name: str) -> None:
 def text_task(model: Instance, body: CompletionBody) -> GenerationTask:
     """The work of a completion. Raises RequestError: an invalid value."""
     params = request_params(model, body)
-    prompts = [tuple(tokenize_parts(model.vocab, prompt)) for prompt in body.prompts]
+    prompts = [prompt_tokens(model, prompt) for prompt in body.prompts]
     return GenerationTask(body=body, params=params, prompts=prompts, schema_path=body.schema_path)
 
 
@@ -84,7 +99,7 @@ def chat_task(model: Instance, body: ConversationBody) -> GenerationTask:
     refuses."""
     params = request_params(model, body)
     chat = prepared_chat(model, body.chat_request(params.grammar.spec), params)
-    prompt = tuple(tokenize_parts(model.vocab, [chat.prompt]))
+    prompt = prompt_tokens(model, [chat.prompt])
     return GenerationTask(
         body=body,
         params=params,

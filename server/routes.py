@@ -10,26 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import web
 
 from ..model.vocab import Vocab
 from ..runtime.chat import apply_template as render_template
 from ..runtime.instance import EmbeddingInstance, Instance
-from .http_errors import ENCODINGS, unavailable
+from .bodies import work_on_body
+from .http_errors import unavailable
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import request_params, tokenize_parts, with_defaults
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
-from .request_log import record_body
 from .schema import DetokenizeBody, GenerationBody, TokenizeBody
 from .schema_chat import ChatBody
-from .state import N_BYTES_SIZES, STATE, ServedModel
-
-Result = TypeVar("Result")
+from .state import STATE, ServedModel
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 _RANKS: Final = "ranks texts"
@@ -82,43 +79,6 @@ def _other_kind(
         text=f'{request.method} {request.path} needs a model that {needs}, "{model.alias}" {does}: '
         f"start another server with lamella serve {flags} --port PORT"
     )
-
-
-async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) -> Result:
-    """Return `work(body)`, called in a thread.
-
-    Threads compete with the event loop and the engine for the interpreter's lock, so bodies of
-    similar size take turns.
-    """
-    raw = await _read(request)
-    record_body(request, raw)
-    async with request.app[STATE].turns[sum(len(raw) >= n_bytes for n_bytes in N_BYTES_SIZES)]:
-        return await asyncio.to_thread(work, raw)
-
-
-async def _read(request: web.Request) -> bytes:
-    """The body.
-
-    Raises:
-        HTTPUnsupportedMediaType: an unknown encoding, or a form. HTTPRequestTimeout: it is late.
-    """
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", *ENCODINGS):
-        raise web.HTTPUnsupportedMediaType(
-            text=f"the body's encoding {encoding[:40]!r} is not one of {', '.join(ENCODINGS)}, "
-            "identity",
-            headers={"Accept-Encoding": ", ".join(ENCODINGS)},
-        )
-    if request.content_type.startswith("multipart/"):
-        raise web.HTTPUnsupportedMediaType(
-            text=f"the body must be JSON, found the content type {request.content_type[:80]!r}"
-        )
-    n_seconds = request.app[STATE].config.timeout
-    try:
-        async with asyncio.timeout(n_seconds):
-            return await request.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"the body did not arrive within {n_seconds} s") from None
 
 
 async def health(request: web.Request) -> web.Response:

@@ -9,8 +9,9 @@ from typing import Final, Literal
 
 from aiohttp import web
 
+from .bodies import work_on_body
 from .parsing import parse_body
-from .routes import json_response, text_model, work_on_body
+from .routes import json_response, text_model
 from .schema import Body
 from .state import STATE
 

@@ -24,11 +24,12 @@ from ..model.pooling import F32Array, Pooling
 from ..runtime.embedder import Embedder
 from ..runtime.instance import EmbeddingInstance
 from . import replies_embed as replies
+from .bodies import work_on_body
 from .embed_inputs import input_tokens, pair_tokens
 from .parsing import parse_body
 from .prompts import check_model
 from .request_log import record_of
-from .routes import embedding_model, loaded_model, work_on_body
+from .routes import embedding_model, loaded_model
 from .schema_embed import EmbeddingBody, InputsBody, Named, RerankBody, TeiEmbedBody
 from .writing import time_limit
 

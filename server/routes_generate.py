@@ -22,6 +22,7 @@ from ..model.guide.limits import check_source
 from ..runtime.instance import Instance
 from .anthropic.body import MessagesBody
 from .anthropic.replies import MessageReplies
+from .bodies import work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
@@ -30,7 +31,7 @@ from .prompts import chat_task, choices_of, text_task
 from .replies import CompletionReplies, Json, NativeReplies, Replies
 from .replies_chat import ChatReplies
 from .request_log import record_of
-from .routes import json_response, text_model, work_on_body
+from .routes import json_response, text_model
 from .schema import CompletionBody, GenerationBody
 from .schema_chat import ChatBody, ConversationBody
 from .sse import DONE

@@ -21,10 +21,13 @@ from .grammars import GrammarQueue
 from .keys import KeyRing
 from .progress import LoadProgress
 from .responses.store import ResponseStore
+from .turns import Turns
 
 ServedModel = Instance | EmbeddingInstance
 
-N_BYTES_SIZES: Final = (64 * 1024, 1024 * 1024)  # a body waits only for others of its size
+N_LANES: Final = 3  # of bodies, by their size
+N_READERS: Final = 16  # long bodies that are read at the same time
+N_READERS_EACH: Final = 2  # those of one client
 
 
 class ServerState:
@@ -43,7 +46,8 @@ class ServerState:
         self.deliveries: Deliveries | None = None  # once a request generates a text
         self.controlled: dict[str, Bridge] = {}  # chats with `reasoning_control`, by reply id
         self.responses = ResponseStore()
-        self.turns = [asyncio.Lock() for _ in range(len(N_BYTES_SIZES) + 1)]  # of bodies by size
+        self.lanes = [Turns() for _ in range(N_LANES)]  # of work on bodies
+        self.readers = Turns(N_READERS, N_READERS_EACH)
         self.progress = progress or LoadProgress()
 
     @property

@@ -97,6 +97,8 @@ class Vocab:
             add_space_prefix: add a space before text at the start and after special tokens.
         """
         self.n_tokens = len(tokens)
+        # of the longest token's text in the file, which is at least as long as its text
+        self.n_piece_bytes_max = int((tokens.ends - tokens.begins).max(initial=1))
         self.bos, self.eos, self.eot, self.unk = special.bos, special.eos, special.eot, special.unk
         self.sep, self.pad, self.mask = special.sep, special.pad, special.mask
         self.add_bos, self.add_eos = special.add_bos, special.add_eos

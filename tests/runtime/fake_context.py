@@ -53,6 +53,7 @@ class FakeDecoder:
 
 class FakeVocab:
     n_tokens = N_VOCAB
+    n_piece_bytes_max = max(map(len, PIECES))
     eog = frozenset({EOS})
     suppressed: frozenset[int] = frozenset()
     control_ids = frozenset({0, 1, EOS})

@@ -22,7 +22,7 @@ PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("model")
-    with messages_server(folder, api_keys=("secret",), n_body_bytes_max=200_000) as server:
+    with messages_server(folder, api_keys=("secret",)) as server:
         yield server
 
 
@@ -83,7 +83,7 @@ def test_keys(server: RunningServer) -> None:
 
 
 def test_other_errors(server: RunningServer) -> None:
-    assert post(server, "/v1/messages", HI | {"system": "a" * 200_000})[:2] == (
+    assert post(server, "/v1/messages", HI | {"system": "a" * 1_100_000})[:2] == (
         413,
         "request_too_large",
     )

@@ -34,7 +34,7 @@ NOT_FOUND = "previous_response_not_found"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running(config=ServerConfig(port=0, n_body_bytes_max=200_000)) as server:
+    with running(config=ServerConfig(port=0)) as server:
         yield server
 
 
@@ -190,7 +190,7 @@ def test_another_model_s_file(server: RunningServer) -> None:
 
 
 def test_a_body_too_large(server: RunningServer) -> None:
-    reply = server.post("/completion", b'{"prompt": "' + b"a" * 300_000 + b'"}')
+    reply = server.post("/completion", b'{"prompt": "' + b"a" * 1_100_000 + b'"}')
     assert (reply.status, reply.error["type"]) == (413, "invalid_request_error")
 
 

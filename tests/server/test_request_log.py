@@ -25,7 +25,7 @@ KEY = "sk-secret-1234"
 def server() -> Iterator[RunningServer]:
     context = FakeContext()
     context.on_decode = lambda _: time.sleep(0.003)  # 1.5 s until the context is full
-    config = ServerConfig(port=0, api_keys=(KEY,), n_body_bytes_max=200_000)
+    config = ServerConfig(port=0, api_keys=(KEY,))
     with running(lambda: make_model(context), config) as server:
         yield server
 

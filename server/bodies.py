@@ -1,0 +1,132 @@
+"""Bodies of requests: read within limits, and handled in threads that leave cores to others.
+
+A body that is too long is refused before it is read. Long bodies are read in turns of clients, so
+memory holds few. Work on a body runs in a thread, which competes with the event loop and the engine
+for the interpreter's lock: bodies of similar size take turns, by client, and beside running texts
+long bodies get a part of one core only. Knows no route and no field.
+Tested by tests/server/test_bodies.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from ..base.units import size_text
+from ..runtime.instance import Instance
+from .clients import client_of
+from .http_errors import ENCODINGS
+from .request_log import record_body
+from .state import STATE, ServedModel, ServerState
+
+Result = TypeVar("Result")
+
+MIB: Final = 1024 * 1024
+N_BYTES_LEAST: Final = MIB  # always allowed: a short context may get many texts, or a large schema
+N_BYTES_MOST: Final = 16 * MIB  # unless --max-body says more
+N_BYTES_LONG: Final = 64 * 1024  # longer bodies are read in turns
+N_BYTES_LANES: Final = (16 * 1024, 256 * 1024)  # a body waits only for others of its size
+N_REST: Final = 4.0  # seconds of rest for each second of work on a body of the longer lanes
+
+
+async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) -> Result:
+    """Return `work(body)`, called in a thread.
+
+    Raises:
+        HTTPRequestEntityTooLarge: the body is too long. HTTPRequestTimeout: it is late.
+        HTTPUnsupportedMediaType: it has an unknown encoding, or is a form.
+    """
+    state, client = request.app[STATE], client_of(request)
+    raw = await _read(request, state, client)
+    record_body(request, raw)
+    i = sum(len(raw) >= n_bytes for n_bytes in N_BYTES_LANES)
+    lane = state.lanes[i]
+    await lane.begin(client)
+    work_of_thread = asyncio.ensure_future(asyncio.to_thread(_timed, work, raw))
+
+    def end_turn(done: asyncio.Future[tuple[Result | Exception, float]]) -> None:
+        n_seconds = 0.0 if done.cancelled() else done.result()[1]
+        lane.end(client, N_REST * n_seconds if i and _generates(state.model) else 0.0)
+
+    # if the client disconnects, the thread works on, so the turn goes on too
+    work_of_thread.add_done_callback(end_turn)
+    result, _ = await asyncio.shield(work_of_thread)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _timed(work: Callable[[bytes], Result], raw: bytes) -> tuple[Result | Exception, float]:
+    """The result of `work(raw)`, or its error, and the processor time in seconds."""
+    t = time.thread_time()
+    try:
+        result: Result | Exception = work(raw)
+    except Exception as error:
+        result = error
+    return result, time.thread_time() - t
+
+
+def _generates(model: ServedModel | None) -> bool:
+    """True if texts are generated now: their tokens would wait for work on bodies."""
+    return isinstance(model, Instance) and model.worker.n_running > 0
+
+
+def n_bytes_max(state: ServerState) -> int:
+    """The most bytes of a body: what a prompt that fills the context can have, within limits."""
+    if state.config.max_body:
+        return state.config.max_body * MIB
+    if state.model is None:
+        return N_BYTES_LEAST
+    n_context = state.model.n_ctx * state.model.vocab.n_piece_bytes_max
+    return min(max(n_context, N_BYTES_LEAST), N_BYTES_MOST)
+
+
+async def _read(request: web.Request, state: ServerState, client: str) -> bytes:
+    """The body. Raises as `work_on_body`."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", *ENCODINGS):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the body's encoding {encoding[:40]!r} is not one of {', '.join(ENCODINGS)}, "
+            "identity",
+            headers={"Accept-Encoding": ", ".join(ENCODINGS)},
+        )
+    if request.content_type.startswith("multipart/"):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the body must be JSON, found the content type {request.content_type[:80]!r}"
+        )
+    n_max = n_bytes_max(state)
+    n_announced = request.content_length  # of the encoded body; None if it comes in chunks
+    if n_announced is not None and n_announced > n_max:
+        raise _too_long(n_announced, n_max)
+    is_short = encoding == "identity" and n_announced is not None and n_announced <= N_BYTES_LONG
+    n_seconds = state.config.timeout
+    async with nullcontext() if is_short else state.readers.of(client):
+        try:
+            async with asyncio.timeout(n_seconds):
+                return await _read_parts(request, n_max)
+        except TimeoutError:
+            text = f"the body did not arrive within {n_seconds} s"
+            raise web.HTTPRequestTimeout(text=text) from None
+
+
+async def _read_parts(request: web.Request, n_max: int) -> bytes:
+    body = bytearray()
+    while part := await request.content.readany():
+        body += part
+        if len(body) > n_max:
+            raise _too_long(len(body), n_max)
+    return bytes(body)
+
+
+def _too_long(n_bytes: int, n_max: int) -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(
+        n_max,
+        n_bytes,
+        text=f"the body has at least {size_text(n_bytes)}, the limit is {size_text(n_max)}: what "
+        "the context can hold, or --max-body",
+    )
