@@ -45,6 +45,7 @@ def compile_template(source: str) -> Template:
 
     Raises:
         RequestError: the template is invalid; names the line.
+        MemoryError: the memory of this process does not suffice.
     """
     if len(source) > SOURCE_MAX:
         raise RequestError(
@@ -56,6 +57,8 @@ def compile_template(source: str) -> Template:
         return _sandbox.from_string(tree)
     except TemplateSyntaxError as e:
         raise RequestError(f"the chat template is invalid in line {e.lineno}: {e.message}") from e
+    except MemoryError:  # of a process with limits
+        raise
     except Exception as e:  # limits of Python's compiler, such as nesting depth
         raise RequestError(f"the chat template is invalid: {_described(e)}") from e
 

@@ -19,6 +19,7 @@ from .capabilities import SECONDS_MAX, Capabilities
 from .clock import date_variables
 from .default import default_template
 from .rewrite import rewritten
+from .trial import LENGTH_TRUSTED, check_compiles
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -73,8 +74,10 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> Template:
-        from .sandbox import compile_template  # noqa: PLC0415 - imports jinja2
+        from .sandbox import SOURCE_MAX, compile_template  # noqa: PLC0415 - imports jinja2
 
+        if LENGTH_TRUSTED < len(self.source) <= SOURCE_MAX:
+            check_compiles(self.source)
         return compile_template(self.source)
 
     def render(

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ...base.errors import ClosedError, GrammarError, LamellaError
+from ...base.process_limits import took_long
 from .limits import SANDBOX_BYTES, SANDBOX_WALL_SECONDS, check_source, sandbox_seconds
 from .spec import GrammarSpec, Lark, Loosened
 
@@ -71,7 +72,7 @@ class Sandbox:
             question = {"kind": spec.kind, "source": spec.source, "strict": spec.strict}
             reply = self._ask(question | {"seconds": seconds})
         if "died" in reply:
-            if seconds < allowed and _took_long(reply["died"]):
+            if seconds < allowed and took_long(reply["died"]):
                 raise SlowGrammarError(f"{spec.kind}: takes more than {seconds} s")
             raise GrammarError(f"{spec.kind}: {_why(reply['died'], allowed)}")
         if "error" in reply:
@@ -148,16 +149,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _took_long(status: int) -> bool:
-    return sys.platform != "win32" and status == -signal.SIGPROF
-
-
 def _why(status: int, seconds: float) -> str:
     """Why a grammar ended its process, and what to do."""
     if sys.platform != "win32" and status == -signal.SIGSEGV:
         return "too deeply nested: use fewer rules, groups or references inside each other"
     limit = f"{seconds:g} s of computing time"
-    if sys.platform != "win32" and status not in (-signal.SIGPROF, -signal.SIGALRM):
+    if sys.platform != "win32" and not took_long(status):
         limit = f"{SANDBOX_BYTES >> 20} MiB of memory"
     return (
         f"too complex: compiling it takes more than {limit}; make it smaller, with fewer "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ...base.errors import GrammarError
 from ...base.priority import lower_priority
+from ...base.process_limits import limit_this_process, used_bytes
 from .limits import (
     COMPILE_NICE,
     COMPILED_BYTES,
@@ -84,7 +84,9 @@ def _in_fork(answer: Callable[[], None], seconds: float) -> None:
     if child == 0:
         if seconds > QUICK_SECONDS:
             lower_priority(nice=SLOW_NICE)
-        _limit(seconds)
+        limit_this_process(
+            cpu_seconds=seconds, wall_seconds=SANDBOX_WALL_SECONDS, n_bytes=SANDBOX_BYTES
+        )
         answer()
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -103,12 +105,12 @@ def _write(message: dict[str, Any]) -> None:
 
 def _reply(tokenizer: LLTokenizer, tokens: _Tokens, question: dict[str, Any]) -> dict[str, Any]:
     spec = GrammarSpec(GrammarKind(question["kind"]), question["source"], question["strict"])
-    before = _used_bytes("VmRSS")
+    before = used_bytes("VmRSS")
     try:
         lark = to_lark(spec, tokens.names)
         native = compile_lark(tokenizer, lark.text, spec.kind)
         _walk(native, tokens.n_others, spec.kind)
-        if _used_bytes("VmRSS") - before > COMPILED_BYTES:
+        if used_bytes("VmRSS") - before > COMPILED_BYTES:
             raise GrammarError(f"{spec.kind}: too large: more than {COMPILED_BYTES >> 20} MiB")
     except GrammarError as e:
         return {"error": str(e)}
@@ -136,28 +138,6 @@ def _allowed_bytes(text: LLMatcher, n_others: int) -> list[int]:
     mask = text.compute_bitmask()
     tokens = range(n_others, n_others + 256)
     return [token for token in tokens if mask[token >> 3] >> (token & 7) & 1]
-
-
-def _limit(seconds: float) -> None:
-    """Let the system end this process if it takes too much memory, or `seconds` of computing."""
-    assert sys.platform != "win32"
-    import resource  # noqa: PLC0415 - not on every system
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if data := _used_bytes("VmData"):
-        resource.setrlimit(resource.RLIMIT_DATA, (data + SANDBOX_BYTES,) * 2)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, SANDBOX_WALL_SECONDS)
-
-
-def _used_bytes(field: str) -> int:
-    """The bytes of memory of a kind that this process uses; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/status") as status:
-            [kib] = [int(line.split()[1]) for line in status if line.startswith(f"{field}:")]
-    except (OSError, ValueError):
-        return 0
-    return kib << 10
 
 
 if __name__ == "__main__":
