@@ -150,7 +150,9 @@ class LoadOptions(TypedDict, total=False):
     yarn_beta_fast: float | None
     """YaRN: rotations above which a frequency is not changed (default: the file's)"""
     max_waiting: int
-    """generations that may wait; further ones are refused (default: 512)"""
+    """generations that may wait; further ones are refused (default: 2048)"""
+    max_client_waiting: int
+    """generations of one client, by key or address, that may wait (default: 512)"""
     max_itl: int
     """most milliseconds between tokens while other prompts are evaluated: a step takes so few
     prompt tokens; 0: twice the time between tokens without them, -1: no limit (default: 0)

@@ -133,7 +133,7 @@ class Model(EmbeddingMethods):
             RequestError: an invalid argument.
             GrammarError: a schema or a grammar that is invalid, or cannot be enforced.
             ContextSizeError: the prompt is too long.
-            OverloadedError: `max_waiting` generations wait already.
+            OverloadedError: `max_client_waiting` generations wait already.
             ClosedError: the model is closed.
         """
         return self._stream(
@@ -234,7 +234,7 @@ class Model(EmbeddingMethods):
         Raises:
             RequestError: an invalid argument.
             ContextSizeError: the prompt is too long.
-            OverloadedError: `max_waiting` generations wait already.
+            OverloadedError: `max_client_waiting` generations wait already.
             ClosedError: the model is closed.
         """
         return self._stream(text_request(self._generator(), prompt, stop, options)).result()

@@ -20,6 +20,7 @@
     │   ├── UnknownResponseError   a request continues a response that is not stored
     │   └── GrammarError           a grammar or a JSON schema is invalid, or cannot be enforced
     ├── OverloadedError     too many requests are waiting
+    │   └── ClientLimitError       a client is at its limit; others are served
     ├── CancelledError      the caller cancelled the work
     └── ClosedError         a model or an engine was used after it was closed
 
@@ -194,7 +195,22 @@ class GrammarError(RequestError):
 
 
 class OverloadedError(LamellaError):
-    """Too many requests are waiting; the same request may succeed later."""
+    """Too many requests are waiting; the same request may succeed later.
+
+    `retry_seconds` says when; 0: not known.
+    """
+
+    def __init__(self, message: str, retry_seconds: float = 0.0) -> None:
+        super().__init__(message, retry_seconds)  # all arguments, for pickling
+        self.message = message
+        self.retry_seconds = retry_seconds
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ClientLimitError(OverloadedError):
+    """One client has reached its limit; others are served."""
 
 
 class CancelledError(LamellaError):

@@ -117,7 +117,18 @@ class EngineParams(Options):
     title: ClassVar[str] = "engine"
 
     max_waiting: int = option(
-        512, low=1, high=INT32_MAX, help="generations that may wait; further ones are refused"
+        2048,
+        "--max-waiting",
+        low=1,
+        high=INT32_MAX,
+        help="generations that may wait; further ones are refused",
+    )
+    max_client_waiting: int = option(
+        512,
+        "--max-client-waiting",
+        low=1,
+        high=INT32_MAX,
+        help="generations of one client, by key or address, that may wait",
     )
     max_itl: int = option(
         0,

@@ -26,6 +26,7 @@ from ..model.chat.message import ChatMessage, Delta
 from ..runtime.chat import Parser
 from ..runtime.engine.engine import Engine
 from ..runtime.engine.job import Job, Result, Timings
+from ..runtime.engine.shares import NOBODY, Owner
 from ..runtime.engine.ticket import Ticket
 from ..runtime.params import RequestParams
 from ..runtime.text import Piece, TextSink, TokenProbs
@@ -176,14 +177,17 @@ class Deliveries:
 class Bridge:
     """The bridge of one request. Create it in the event loop; `submit` may run in any thread.
 
+    `owner` is the client and the request that its texts are for.
+
     Attributes:
         on_events: called in the event loop when there may be new events; must not raise.
     """
 
-    def __init__(self, engine: Engine, deliveries: Deliveries) -> None:
+    def __init__(self, engine: Engine, deliveries: Deliveries, owner: Owner = NOBODY) -> None:
         self.on_events: Callable[[], None] = self._wake
         self._engine = engine
         self._deliveries = deliveries
+        self._owner = owner
         self._waiter: asyncio.Future[None] | None = None
         self._mailbox: deque[ChoiceEvent] = deque()
         self._lock = threading.Lock()  # guards the three below
@@ -198,6 +202,7 @@ class Bridge:
             RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
                 Choices submitted before the error run until `close`.
         """
+        self._engine.check_room(self._owner.client, len(choices))
         body, chat = task.body, task.chat
         n_each = len(choices) // len(task.prompts)
         n_top = body.n_top_probs
@@ -220,6 +225,7 @@ class Bridge:
                 thinking=None if chat is None else chat.thinking,
                 n_probs=0 if n_top is None else max(n_top, 1),
                 post_sampling_probs=body.post_sampling_probs,
+                owner=self._owner,
             )
             self._add_ticket(self._engine.submit(job))
 

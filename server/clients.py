@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from ipaddress import IPv6Address, IPv6Network
+from itertools import count
 from typing import Final
 
 from aiohttp import web
 
+from ..runtime.engine.shares import Owner
 from .keys import Key
 
 KEY: Final = web.RequestKey("key", Key)  # of a request that had to have one
@@ -19,11 +21,18 @@ KEY: Final = web.RequestKey("key", Key)  # of a request that had to have one
 UNIX_SOCKET: Final = "unix socket"
 N_NETWORK_BITS: Final = 64  # of IPv6: a machine has all addresses of such a network
 
+_NUMBERS: Final = count(1)  # of requests
+
 
 def client_of(request: web.Request) -> str:
     """The name of the request's client: that of its key, else its address."""
     key = request.get(KEY)
     return key.name if key is not None else network_of(request.remote or "")
+
+
+def owner_of(request: web.Request) -> Owner:
+    """The owner of a request's jobs: each call is another request of the client."""
+    return Owner(client_of(request), next(_NUMBERS))
 
 
 def network_of(address: str) -> str:

@@ -36,7 +36,12 @@ _FIELD: Final = re.compile(
     r'"?([a-z_]+(?:\[\d+\]|\.\w+)*)"?(?:: | (?:is|must|has|needs|exclude)\b)'
     r"|(?:`[^`]+` at )?`([a-z_]+[\[.][^`]*)`"
 )
-_OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error"}
+_OPENAI_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_OPENAI_CODES: Final = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -61,7 +66,7 @@ def openai_error(error: BaseException, body: Body) -> Body:
             "message": message,
             "type": _OPENAI_TYPES.get(status, kind),
             "param": param,
-            "code": "invalid_api_key" if status == 401 else getattr(error, "code", None),
+            "code": _OPENAI_CODES.get(status) or getattr(error, "code", None),
         }
     }
 

@@ -12,6 +12,7 @@ Tested by tests/server/test_http_errors.py.
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
 from typing import Final
 
@@ -22,6 +23,7 @@ from aiohttp.typedefs import Handler
 
 from ..base.errors import (
     CancelledError,
+    ClientLimitError,
     ClosedError,
     ContextSizeError,
     OverloadedError,
@@ -39,6 +41,7 @@ TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    429: "rate_limit_error",
     501: "not_supported_error",
     503: "unavailable_error",
 }
@@ -46,7 +49,7 @@ TYPES: Final = {
 # of bodies; aiohttp decodes br and zstd if their packages are installed
 _OPTIONAL: Final = {"br": HAS_BROTLI, "zstd": HAS_ZSTD}
 ENCODINGS: Final = ("gzip", "deflate", *(name for name, found in _OPTIONAL.items() if found))
-N_RETRY_SECONDS: Final = 2  # after which a client may try again
+N_RETRY_SECONDS: Final = 2  # after which a client may try again, if it is not known better
 ERROR_MESSAGE: Final = web.ResponseKey("error_message", str)
 
 KEPT_HEADERS: Final = ("Accept-Encoding", "Allow", "WWW-Authenticate")  # of an exception
@@ -71,6 +74,8 @@ def status_and_body(error: BaseException) -> tuple[int, Body]:
             )
         case RequestError():
             return 400, error_body(400, str(error))
+        case ClientLimitError():
+            return 429, error_body(429, str(error))
         case OverloadedError() | ClosedError() | CancelledError():
             return 503, error_body(503, str(error) or "the server is stopping")
         case web.HTTPException():
@@ -84,7 +89,7 @@ def status_and_body(error: BaseException) -> tuple[int, Body]:
 def error_response(error: BaseException, path: str = "") -> web.Response:
     """The response to a request that failed before anything was sent. `path` is the request's."""
     status, body = status_and_body(error)
-    headers = {"Retry-After": str(N_RETRY_SECONDS)} if status == 503 else {}
+    headers = {"Retry-After": str(_retry_seconds(error))} if status in (429, 503) else {}
     if status == 501:
         headers["X-Should-Retry"] = "false"  # the packages of OpenAI and Anthropic obey it
     if isinstance(error, web.HTTPException):
@@ -98,6 +103,12 @@ def error_response(error: BaseException, path: str = "") -> web.Response:
     response = web.json_response(shaped, status=status, headers=headers)
     response[ERROR_MESSAGE] = body["error"]["message"]
     return response
+
+
+def _retry_seconds(error: BaseException) -> int:
+    """The seconds after which a client may try again."""
+    known = error.retry_seconds if isinstance(error, OverloadedError) else 0
+    return math.ceil(known) or N_RETRY_SECONDS
 
 
 def unavailable(message: str) -> web.HTTPServiceUnavailable:

@@ -2,9 +2,9 @@
 
 A batch has one token of every decoding sequence, then chunks of prompts: at most `n_ubatch` tokens
 together, and so few that decoding sequences do not wait long (`pace.py`). Shared prefixes that the
-pool still holds are not computed again. When the pool is full, the youngest sequence is preempted:
-it waits at the front of the queue until it fits as a whole, and continues with the same bits. The
-oldest always makes progress.
+pool still holds are not computed again. When the pool is full, a young sequence is preempted:
+it waits until it fits as a whole, and continues with the same bits. The oldest always makes
+progress. Clients take turns (`shares.py`): none waits for all jobs of another.
 
 `policy.py` decides, `runner.py` acts, `queue.py` receives jobs. Knows token ids only.
 Tested by tests/runtime/test_engine*.py.
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Runs jobs on a context: at most `n_parallel` at a time, first come first served.
+    """Runs jobs on a context: at most `n_parallel` at a time; clients take turns.
 
     The context and its pool belong to the engine's thread from `start` to the end of `close`. The
     other methods may be called from any thread.
@@ -60,7 +60,7 @@ class Engine:
         self.context = context
         self.vocab = vocab
         self.n_parallel = n_parallel
-        self._queue = JobQueue(params.max_waiting)
+        self._queue = JobQueue(params.max_waiting, params.max_client_waiting)
         self.compiler = compiler or Compiler(vocab)
         self._worker = Worker("lamella-engine", self._run)
         self._runner = Runner(
@@ -113,17 +113,29 @@ class Engine:
             RequestError: an empty prompt, an invalid token.
             GrammarError: the grammar is invalid, too large or cannot be enforced.
             ContextSizeError: the prompt leaves no room for a token.
+            ClientLimitError: `max_client_waiting` jobs of the client are already waiting.
             OverloadedError: `max_waiting` jobs are already waiting.
             ClosedError: the engine is closed.
         """
         self._check(job)
-        self._check_room()
+        self.check_room(job.owner.client)
         sampler = self._sampler(job)
         for token in job.prompt:
             sampler.accept(token)
         ticket = Ticket(job, sampler, self._matcher(job), self._thinking(job))
         self._queue.put(ticket)
         return ticket
+
+    def check_room(self, client: str, n_jobs: int = 1) -> None:
+        """Check that `submit` would take so many jobs of a client now.
+
+        Raises:
+            RequestError: it never would.
+            ClientLimitError, OverloadedError, ClosedError: it would not now.
+        """
+        if not self.closed and self._worker.is_lost:
+            raise ClosedError("the process was forked: the engine's thread is not in the child")
+        self._queue.check_room(client, n_jobs)
 
     def cancel(self, ticket: Ticket) -> None:
         """End a job early: its sink gets CancelledError, and its pages are free within one step.
@@ -196,11 +208,6 @@ class Engine:
                 raise RequestError(f"token {token} of the prompt: must be 0 to {n_tokens - 1}")
         if n_prompt >= self.n_ctx:
             raise ContextSizeError(n_prompt, self.n_ctx)
-
-    def _check_room(self) -> None:
-        if not self.closed and self._worker.is_lost:
-            raise ClosedError("the process was forked: the engine's thread is not in the child")
-        self._queue.check_room()
 
     def _sampler(self, job: Job) -> Sampler:
         return Sampler(self._sampling(job), self.vocab)

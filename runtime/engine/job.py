@@ -15,6 +15,7 @@ from ...base.errors import LamellaError
 from ...model.guide import GrammarSpec, Loosened
 from ...model.sampling import Logprobs
 from ..params import RequestParams
+from .shares import NOBODY, Owner
 from .thinking import Thinking
 
 
@@ -142,6 +143,7 @@ class Job:
         sink: receives the tokens.
         n_probs: number of tokens at each position whose log-probabilities the sink gets; 0: none.
         post_sampling_probs: probabilities after the samplers, not the model's own.
+        owner: the client and the request that it is for.
     """
 
     prompt: tuple[int, ...]
@@ -151,6 +153,7 @@ class Job:
     thinking: Thinking | None = None
     n_probs: int = 0
     post_sampling_probs: bool = False
+    owner: Owner = NOBODY
 
     @property
     def needs_logits(self) -> bool:

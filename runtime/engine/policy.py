@@ -6,11 +6,13 @@ Tested by tests/runtime/test_policy.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from ..params import GenerationParams
 from .job import StopType
+from .shares import Owner, split
 
 
 class JobState(Protocol):
@@ -37,6 +39,10 @@ class JobState(Protocol):
         """True if the job gets no tokens for now. Its prompt is evaluated nevertheless."""
 
     @property
+    def owner(self) -> Owner:
+        """The client and the request that the job is for."""
+
+    @property
     def params(self) -> GenerationParams:
         """How the job runs."""
 
@@ -50,14 +56,14 @@ State = TypeVar("State", bound=JobState)
 def must_wait(
     job: JobState, n_shared: int, fits: bool, running: Sequence[JobState], page_size: int
 ) -> bool:
-    """True if the job at the front of the queue stays there for this step.
+    """True if the job whose turn it is does not start in this step.
 
     It waits until the pool has pages for its whole prompt, so that no prompt stops half-way. It
     also waits for a shared prefix that a running job is evaluating. It never waits if no job is
     running.
 
     Args:
-        job: the first waiting job.
+        job: the waiting job.
         n_shared: number of its tokens that the pool already holds.
         fits: True if the pool has pages for its other tokens and one more.
         running: the running jobs.
@@ -71,7 +77,7 @@ def prefix_is_coming(
 ) -> bool:
     """True if a running job has yet to evaluate the next full page of this job's prefix.
 
-    Waiting costs one step at most, because prompts are evaluated one after the other.
+    Waiting costs less than to evaluate it twice. Meanwhile others take their turns.
     """
     end = (n_shared // page_size + 1) * page_size
     return job.params.cache_prompt and any(
@@ -94,14 +100,54 @@ def shared_length(n_shared: int, fits: bool, page_size: int) -> int:
 
 
 def victim(running: Sequence[State]) -> State:
-    """The job to preempt when the pool is full: the youngest paused one, else the youngest.
-    `running` is ordered by age, oldest first."""
-    return paused_victim(running) or running[-1]
+    """The job to preempt when the pool is full: the youngest paused one, else the youngest of the
+    client with the most jobs. `running` is ordered by age, oldest first.
+
+    It is the oldest of all only if no other runs.
+    """
+    return paused_victim(running) or _youngest_of_most(running)
 
 
 def paused_victim(running: Sequence[State]) -> State | None:
-    """The job that leaves for a waiting one: the youngest paused one; None if none is paused."""
+    """The youngest paused job; None if none is paused."""
     return next((job for job in reversed(running) if job.paused), None)
+
+
+def leaves_for(job: JobState, running: Sequence[State]) -> State | None:
+    """The running job that leaves if a waiting one needs its place or its pages: a paused one, or
+    one of a client that runs at least two more than the other; None if there is none.
+
+    Requests of one client follow the same rule.
+    """
+    own = [other for other in running if _client(other) == _client(job)]
+    if (paused := paused_victim(running)) is not None:
+        return paused
+    if _n_most(running, _client) >= len(own) + 2:
+        return _youngest_of_most(running)
+    if _n_most(own, _owner) >= sum(other.owner == job.owner for other in own) + 2:
+        return _youngest_of_most(own)
+    return None
+
+
+def _youngest_of_most(running: Sequence[State]) -> State:
+    """The youngest job of the client with the most, and of its request with the most."""
+    found = running
+    for of in (_client, _owner):
+        counts = Counter(map(of, found))
+        found = [job for job in found if counts[of(job)] == max(counts.values())]
+    return found[-1]
+
+
+def _n_most(running: Sequence[JobState], of: Callable[[JobState], Hashable]) -> int:
+    return max(Counter(map(of, running)).values(), default=0)
+
+
+def _client(job: JobState) -> str:
+    return job.owner.client
+
+
+def _owner(job: JobState) -> Owner:
+    return job.owner
 
 
 def has_work(running: Iterable[JobState]) -> bool:
@@ -119,16 +165,35 @@ def decoding(running: Iterable[State]) -> list[State]:
 
 def prompt_chunks(running: Iterable[State], budget: int) -> list[tuple[State, int]]:
     """The jobs whose prompts are evaluated in this step, oldest first, each with a token count:
-    `budget` tokens together, see `Pace.n_prompt_tokens`."""
-    chunks = []
-    for job in running:
-        if budget == 0:
-            break
-        if not job.decoding and not job.settled:  # a settled job may have no pages
-            n = min(budget, len(job.tokens) - job.n_done)
-            chunks.append((job, n))
-            budget -= n
-    return chunks
+    `budget` tokens together, see `Pace.n_prompt_tokens`.
+
+    Clients share the budget, and requests of a client its part. A request's oldest job goes first.
+    """
+    # a settled job may have no pages
+    jobs = [job for job in running if not job.decoding and not job.settled]
+    given = dict.fromkeys(map(id, jobs), 0)
+    for client, n_client in _shared(budget, jobs, _client):
+        for request, n_request in _shared(n_client, client, _owner):
+            n = n_request
+            for job in request:
+                given[id(job)] = min(n, _n_left(job))
+                n -= given[id(job)]
+    return [(job, given[id(job)]) for job in jobs if given[id(job)] > 0]
+
+
+def _shared(
+    budget: int, jobs: Iterable[State], of: Callable[[JobState], Hashable]
+) -> list[tuple[list[State], int]]:
+    """The jobs of each owner, with its part of a budget."""
+    groups: dict[Hashable, list[State]] = {}
+    for job in jobs:
+        groups.setdefault(of(job), []).append(job)
+    wanted = [sum(map(_n_left, group)) for group in groups.values()]
+    return list(zip(groups.values(), split(budget, wanted), strict=True))
+
+
+def _n_left(job: JobState) -> int:
+    return len(job.tokens) - job.n_done
 
 
 def wants_output(job: JobState, end: int) -> bool:

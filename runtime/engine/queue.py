@@ -7,12 +7,12 @@ Tested by tests/runtime/test_engine_limits.py and test_engine_faults.py.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from ...base.errors import ClosedError, OverloadedError
+from ...base.errors import ClientLimitError, ClosedError, OverloadedError, RequestError
+from .shares import Owner, Turns
 from .ticket import Ticket
 
 
@@ -24,38 +24,59 @@ class Call(NamedTuple):
 
 
 class JobQueue:
-    """Waiting jobs, first come first served, and other work for the engine's thread.
+    """Waiting jobs, whose clients take turns, and other work for the engine's thread.
 
-    Its lock also guards `settled` and `paused` of every ticket.
+    At most `max_waiting` jobs wait, and at most `max_client_waiting` of one client. Its lock also
+    guards `settled` and `paused` of every ticket.
     """
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, max_client_waiting: int) -> None:
         self.max_waiting = max_waiting
+        self.max_client_waiting = max_client_waiting
         self.closed = False
         self._changed = threading.Condition()
-        self._waiting: deque[Ticket] = deque()
+        self._turns: Turns[Ticket] = Turns()
         self._cancelled: list[Ticket] = []
         self._calls: list[Call] = []
         self._resumed = False  # since the thread began to wait
 
     def __len__(self) -> int:
         """Number of jobs that wait for their turn, or for pages."""
-        return len(self._waiting)
+        return len(self._turns)
 
     # --- for any thread ---
 
-    def check_room(self) -> None:
-        """Raises ClosedError if the queue is closed, OverloadedError if it is full."""
+    def check_room(self, client: str, n_jobs: int = 1) -> None:
+        """Check that more jobs of a client may wait.
+
+        Raises:
+            ClosedError: the queue is closed.
+            RequestError: so many may never wait.
+            ClientLimitError: too many jobs of the client would wait.
+            OverloadedError: too many jobs would wait.
+        """
         if self.closed:
             raise ClosedError("the engine is closed")
-        if len(self._waiting) >= self.max_waiting:
-            raise OverloadedError(f"{len(self._waiting)} requests are waiting: no more may wait")
+        most = min(self.max_client_waiting, self.max_waiting)
+        if n_jobs > most:
+            raise RequestError(f"the request has {n_jobs} generations: at most {most} may wait")
+        n_own, n_all = self._turns.n_waiting(client), len(self._turns)
+        if n_own + n_jobs > self.max_client_waiting:
+            raise ClientLimitError(
+                f"{n_own} generations of this client are waiting, and the request has {n_jobs}: "
+                f"at most {self.max_client_waiting} of a client may wait"
+            )
+        if n_all + n_jobs > self.max_waiting:
+            raise OverloadedError(
+                f"{n_all} generations are waiting, and the request has {n_jobs}: "
+                f"at most {self.max_waiting} may wait"
+            )
 
     def put(self, ticket: Ticket) -> None:
-        """Append a job. Raises as `check_room`."""
+        """Add a job. Raises as `check_room`."""
         with self._changed:
-            self.check_room()
-            self._waiting.append(ticket)
+            self.check_room(ticket.owner.client)
+            self._turns.add(ticket)
             self._changed.notify()
 
     def put_call(self, call: Call) -> None:
@@ -107,22 +128,33 @@ class JobQueue:
 
     def has_changes(self) -> bool:
         """True if there is work besides the running jobs."""
-        return bool(self._waiting or self._cancelled or self._calls)
+        return bool(self._turns or self._cancelled or self._calls)
 
-    def first(self) -> Ticket | None:
-        """The first job that is not paused; None if there is none."""
+    def first(self, skipped: Collection[Owner] = ()) -> Ticket | None:
+        """The job whose turn it is; None if there is none. See `Turns.first`."""
         with self._changed:
-            return next((ticket for ticket in self._waiting if not ticket.paused), None)
+            return self._turns.first(skipped)
 
-    def take(self, ticket: Ticket) -> None:
-        """Remove a waiting job."""
+    def start(self, ticket: Ticket) -> None:
+        """Let a waiting job run."""
         with self._changed:
-            self._waiting.remove(ticket)
+            self._turns.start(ticket)
 
     def put_back(self, ticket: Ticket) -> None:
-        """Put a preempted job in front of all others."""
+        """Let a preempted job wait, in front of the others of its request."""
         with self._changed:
-            self._waiting.appendleft(ticket)
+            self._turns.put_back(ticket)
+
+    def end(self, ticket: Ticket) -> None:
+        """Note the end of a running job."""
+        with self._changed:
+            self._turns.end(ticket)
+
+    def charge(self, used: Mapping[Owner, int]) -> None:
+        """Count the tokens that each owner uses in a step."""
+        with self._changed:
+            for owner, n_tokens in used.items():
+                self._turns.charge(owner, n_tokens)
 
     def settle(self, ticket: Ticket) -> bool:
         """Mark a ticket settled. Return True if it was not settled before."""
@@ -136,7 +168,7 @@ class JobQueue:
             cancelled, self._cancelled = self._cancelled, []
             for ticket in cancelled:
                 if ticket.seq is None:
-                    self._waiting.remove(ticket)
+                    self._turns.remove(ticket)
         return cancelled
 
     def take_calls(self) -> list[Call]:
@@ -152,8 +184,10 @@ class JobQueue:
         """
         with self._changed:
             self.closed = True
-            tickets = [*running, *self._waiting]
-            self._waiting.clear()
+            waiting = list(self._turns)
+            for ticket in waiting:
+                self._turns.remove(ticket)
+            tickets = [*running, *waiting]
             calls, self._calls = self._calls, []
             for ticket in tickets:
                 ticket.settled = True

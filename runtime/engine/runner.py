@@ -9,6 +9,7 @@ Tested by tests/runtime/test_engine*.py and tests/runtime/test_prefix_bits.py.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ from .job import StopType
 from .pace import Pace
 from .pulse import Pulse
 from .queue import JobQueue
+from .shares import Owner
 from .ticket import Ticket
 
 T = TypeVar("T")
@@ -56,7 +58,8 @@ log = get_logger("engine")
 class BatchPlan:
     """The batch of one call of `Context.decode_rows`, and the jobs it is for.
 
-    `masks` will compute the masks of `guided`, in this order.
+    `masks` will compute the masks of `guided`, in this order. `used` counts the tokens of each
+    owner.
     """
 
     masks: MaskComputer
@@ -64,6 +67,7 @@ class BatchPlan:
     prefilled: list[Ticket] = field(default_factory=list)
     outputs: list[Ticket] = field(default_factory=list)  # one per row of logits
     guided: list[Ticket] = field(default_factory=list)  # those of `outputs` with a grammar
+    used: Counter[Owner] = field(default_factory=Counter)
 
     def add(self, ticket: Ticket, tokens: list[int], pos: int, *, wanted: bool) -> None:
         """Add tokens of a job, the first at `pos`. If `wanted`, sample the next token after
@@ -75,6 +79,7 @@ class BatchPlan:
             if ticket.matcher is not None:
                 mask = self.masks.late(len(self.guided))
                 self.guided.append(ticket)
+        self.used[ticket.owner] += len(tokens)
         self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top, mask)
 
     def tickets(self) -> Iterable[Ticket]:
@@ -170,55 +175,59 @@ class Runner:
             call.run()
 
     def _admit(self) -> None:
-        """Start jobs from the front of the queue.
+        """Start waiting jobs: clients take turns.
 
         A job takes all pages of its prompt at once, except in pools with windows: these have pages
-        for every step of `n_parallel` jobs. Paused jobs leave if their places or pages are needed.
+        for every step of `n_parallel` jobs. Others leave if their places or pages are needed, see
+        `policy.leaves_for`. A job whose grammar or prefix is not ready lets others go first.
         """
         context, size = self._context, self._context.pool.page_size
-        while (ticket := self._queue.first()) is not None:
-            if len(self.running) >= self._n_parallel and not self._displace_paused():
-                return
+        skipped: set[Owner] = set()
+        while (ticket := self._queue.first(skipped)) is not None:
+            is_full = len(self.running) >= self._n_parallel
+            other = policy.leaves_for(ticket, self.running)
+            if (is_full and other is None) or len(skipped) > self._n_parallel:
+                break
             if not self._is_prepared(ticket):
-                return
+                skipped.add(ticket.owner)
+                continue
             seq = self._shared_prefix(ticket)
             n_new = len(ticket.tokens) - seq.length
             fits = seq.can_append(n_new + 1)
-            if policy.must_wait(ticket, seq.length, fits, self.running, size):
+            waits = policy.must_wait(ticket, seq.length, fits, self.running, size)
+            if waits and fits:
                 seq.free()
-                if not fits and self._displace_paused():
-                    continue
-                return
+                skipped.add(ticket.owner)
+                continue
+            if waits or is_full:
+                seq.free()
+                if other is None:
+                    break
+                self._preempt(other)
+                continue
             if self._in_flight and seq.last_is_shared:
                 seq.free()
                 self._synchronize()  # work in flight may write the page to be copied
                 continue  # if it failed, the shared prefix is shorter now
-            self._queue.take(ticket)
+            self._queue.start(ticket)
             self.running.append(ticket)
             ticket.enter(seq, time.perf_counter(), self.n_ctx)
             if self.prefixes.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
             self._guard(ticket, partial(context.append, seq, n_new))
-
-    def _displace_paused(self) -> bool:
-        """Preempt a paused job. Return False if there is none."""
-        ticket = policy.paused_victim(self.running)
-        if ticket is not None:
-            self._preempt(ticket)
-        return ticket is not None
+        if skipped and self._compiling is not None and not policy.has_work(self.running):
+            wait([self._compiling[1]])
 
     def _is_prepared(self, ticket: Ticket) -> bool:
-        """True if the grammar of a job is compiled. Otherwise a thread compiles it, and running
-        jobs go on: a large grammar takes half a second."""
+        """True if the grammar of a job is compiled. Otherwise a thread compiles it, and other jobs
+        go on: a large grammar takes half a second."""
         matcher = ticket.matcher
         if matcher is None or matcher.is_compiled():
             return True
-        if self._compiling is None or self._compiling[0] is not matcher:
-            self._compiling = matcher, self._compiler.submit(matcher.prepare)
-        done = self._compiling[1]
-        if not policy.has_work(self.running):
-            wait([done])
-        return done.done()
+        last = self._compiling
+        if last is None or (last[0] is not matcher and last[1].done()):
+            last = self._compiling = matcher, self._compiler.submit(matcher.prepare)
+        return last[0] is matcher and last[1].done()
 
     def _shared_prefix(self, ticket: Ticket) -> KVSequence:
         """A sequence with the tokens of a job that the pool holds. The last token is left out: its
@@ -238,15 +247,19 @@ class Runner:
 
     def _plan_batch(self) -> BatchPlan:
         plan = BatchPlan(self._masks)
-        for ticket in policy.decoding(self.running):
-            if not ticket.decoding:
-                continue  # growing preempted it
-            seq, tokens = ticket.seq, ticket.tokens
-            assert seq is not None
-            if seq.advance() or self._grow(ticket, seq):
-                plan.add(ticket, tokens[-1:], len(tokens) - 1, wanted=True)
-        if len(plan.outputs) == len(self.running):
-            return plan
+        decoding = policy.decoding(self.running)
+        for ticket in decoding:
+            if ticket.seq is not None and not ticket.seq.advance():
+                self._grow(ticket, ticket.seq)
+        for ticket in decoding:
+            if ticket.decoding:  # else it was preempted
+                plan.add(ticket, ticket.tokens[-1:], len(ticket.tokens) - 1, wanted=True)
+        if len(plan.outputs) < len(self.running):
+            self._add_prompts(plan)
+        self._queue.charge(plan.used)
+        return plan
+
+    def _add_prompts(self, plan: BatchPlan) -> None:
         n_prompt = self._pace.n_prompt_tokens(len(plan.batch))
         for ticket, n in policy.prompt_chunks(self.running, n_prompt):
             begin, end = ticket.n_done, ticket.n_done + n
@@ -254,20 +267,18 @@ class Runner:
             plan.add(ticket, ticket.tokens[begin:end], begin, wanted=wanted)
             ticket.n_done = end
             plan.prefilled.append(ticket)
-        return plan
 
-    def _grow(self, ticket: Ticket, seq: KVSequence) -> bool:
-        """Get a page for the next position. Return False if the job itself was preempted."""
+    def _grow(self, ticket: Ticket, seq: KVSequence) -> None:
+        """Get a page for the next position, or preempt the job itself."""
         while not seq.can_append(1):
-            youngest = policy.victim(self.running)
-            self._preempt(youngest)
-            if youngest is ticket:
-                return False
+            other = policy.victim(self.running)
+            self._preempt(other)
+            if other is ticket:
+                return
         self._context.append(seq, 1)
-        return True
 
     def _preempt(self, ticket: Ticket) -> None:
-        """Preempt a job: free its pages and put it at the front of the queue."""
+        """Preempt a job: free its pages and let it wait, in front of the others of its request."""
         if ticket in self._in_flight:
             self._synchronize()
         if ticket.seq is not None:  # else it has just failed, in _synchronize
@@ -440,6 +451,7 @@ class Runner:
             ticket.matcher.close()
         if ticket.seq is not None:
             self.running.remove(ticket)
+            self._queue.end(ticket)
             self._share_prefix(ticket, ended=True)
             ticket.leave()
 

@@ -31,6 +31,7 @@ class Ticket:
         "n_probs",
         "n_prompt",
         "n_top",
+        "owner",
         "params",
         "paused",
         "post_sampling_probs",
@@ -58,6 +59,7 @@ class Ticket:
         self.sampler = sampler
         self.matcher = matcher  # follows the grammar of the text; None if it is free
         self.thinking = thinking  # follows the reasoning of the text; None if it has none
+        self.owner = job.owner
         self.params = job.params.generation
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs

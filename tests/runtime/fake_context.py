@@ -327,10 +327,16 @@ def expected(prompt: Sequence[int], params: SamplingParams, n_max: int) -> list[
 
 
 def make_engine(
-    context: FakeContext, n_parallel: int = 4, max_waiting: int = 512, max_itl: int = -1
+    context: FakeContext,
+    n_parallel: int = 4,
+    max_waiting: int = 512,
+    max_itl: int = -1,
+    max_client_waiting: int = 512,
 ) -> Engine:
     """Without a limit of the time between tokens, steps are the same in each run."""
-    params = EngineParams(max_waiting=max_waiting, max_itl=max_itl)
+    params = EngineParams(
+        max_waiting=max_waiting, max_client_waiting=max_client_waiting, max_itl=max_itl
+    )
     return Engine(cast(Context, context), VOCAB, n_parallel=n_parallel, params=params)
 
 

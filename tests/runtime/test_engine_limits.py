@@ -92,7 +92,7 @@ def test_too_many_waiting_jobs_are_refused_until_one_is_admitted() -> None:
     sinks = [Recorder() for _ in range(3)]
     for sink in sinks[:2]:
         engine.submit(job(sink, n_predict=2))
-    with pytest.raises(OverloadedError, match="2 requests are waiting"):
+    with pytest.raises(OverloadedError, match="2 generations are waiting"):
         engine.submit(job(sinks[2]))
     engine.start()
     for sink in sinks[:2]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 
 from lamella.runtime.engine import policy
 from lamella.runtime.engine.job import StopType
+from lamella.runtime.engine.shares import Owner, Turns
 from lamella.runtime.params import GenerationParams
 
 
-@dataclass
+@dataclass(eq=False)
 class State:
     """A job as the policy sees it."""
 
@@ -23,6 +25,7 @@ class State:
     settled: bool = False
     paused: bool = False
     params: GenerationParams = GenerationParams()
+    owner: Owner = Owner()
 
 
 def prompt(n: int, n_done: int = 0, *, settled: bool = False, **params: Any) -> State:
@@ -84,6 +87,98 @@ def test_the_youngest_is_preempted() -> None:
     old, young = prompt(3), State((1,), decoding=True)
     assert policy.victim([old]) is old
     assert policy.victim([old, young]) is young
+
+
+def of(owners: str) -> list[State]:
+    """Running jobs: "a1" is of client a, its request 1; a "-" behind it: the job is paused."""
+    return [
+        State(range(9), paused=name.endswith("-"), owner=Owner(name[0], int(name[1])))
+        for name in owners.split()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("running", "index"),
+    [
+        ("a1 b1", 1),  # the oldest stays
+        ("a1 a1 b1", 1),
+        ("a1 b1 b2 a2", 3),  # the youngest of all clients with two
+        ("a1 a2 a2 a1 a3 b1", 3),  # the youngest of all requests with two
+        ("a1 b1- b2 b2", 1),  # a paused one first
+    ],
+)
+def test_a_job_of_the_client_with_the_most_is_preempted(running: str, index: int) -> None:
+    jobs = of(running)
+    assert policy.victim(jobs) is jobs[index]
+
+
+@pytest.mark.parametrize(
+    ("job", "running", "index"),
+    [
+        ("a1", "", None),
+        ("a1", "b1", None),  # the other would have none
+        ("a1", "b1 b1", 1),
+        ("a1", "b1 c1", None),
+        ("a1", "b1 a1 b1", None),  # one more is not worth it
+        ("a1", "b1 b1 a1 b1", 3),
+        ("a1", "b1 b2 b1 c1", 2),
+        ("a1", "a2 a2", 1),  # requests of a client
+        ("a1", "a2 a3", None),
+        ("a1", "a2 a2 b1 b2", 1),
+        ("a1", "a2 b1-", 1),  # a paused one always
+        ("a1", "a1 a1 a1", None),
+    ],
+)
+def test_which_job_leaves_for_a_waiting_one(job: str, running: str, index: int | None) -> None:
+    jobs = of(running)
+    leaves = policy.leaves_for(of(job)[0], jobs)
+    assert leaves is (None if index is None else jobs[index])
+
+
+@pytest.mark.parametrize("n_clients", [1, 2, 3])
+@pytest.mark.parametrize("n_places", [1, 2, 4, 5])
+def test_leaving_ends(n_clients: int, n_places: int) -> None:
+    waiting = [of(f"{client}{n}")[0] for client in "abc"[:n_clients] for n in range(3)] * 3
+    running: list[State] = []
+    for _ in range(100):
+        turns: Turns[State] = Turns()
+        for job in (*running, *waiting):
+            turns.add(job)
+        for job in running:
+            turns.start(job)
+        first = turns.first()
+        assert first is not None
+        if len(running) >= n_places:
+            leaves = policy.leaves_for(first, running)
+            if leaves is None:
+                break
+            running.remove(leaves)
+            waiting.insert(0, leaves)
+        waiting.remove(first)
+        running.append(first)
+    counts = Counter(job.owner.client for job in running)
+    assert len(running) == n_places
+    assert max(counts.values()) - min(counts.get(c, 0) for c in "abc"[:n_clients]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("owners", "budget", "chunks"),
+    [
+        ("a1 a1 b1", 8, [4, 0, 4]),
+        ("a1 a1 b1", 20, [9, 2, 9]),
+        ("a1 a2 b1", 8, [2, 2, 4]),
+        ("b1 a1 b2 b2", 12, [3, 6, 3, 0]),
+        ("a1 b1 c1", 2, [1, 1, 0]),
+        ("a1 b1 c1", 100, [9, 9, 9]),
+    ],
+)
+def test_clients_share_the_prompt_tokens_of_a_step(
+    owners: str, budget: int, chunks: list[int]
+) -> None:
+    jobs = of(owners)
+    found = policy.prompt_chunks(jobs, budget)
+    expected = [(job, n) for job, n in zip(jobs, chunks, strict=True) if n]
+    assert [(id(job), n) for job, n in found] == [(id(job), n) for job, n in expected]
 
 
 @pytest.mark.parametrize(

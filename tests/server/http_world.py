@@ -73,6 +73,7 @@ def make_model(
     *,
     n_parallel: int = 4,
     max_waiting: int = 64,
+    max_client_waiting: int = 64,
 ) -> Instance:
     """A fake model. Each token of its texts depends on all tokens before."""
     known = cast(Vocab, vocab or HttpVocab())
@@ -80,7 +81,9 @@ def make_model(
         cast(Context, context or FakeContext()),
         known,
         n_parallel=n_parallel,
-        params=EngineParams(max_waiting=max_waiting, max_itl=-1),
+        params=EngineParams(
+            max_waiting=max_waiting, max_client_waiting=max_client_waiting, max_itl=-1
+        ),
     )
     engine.start()
     return Instance(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from fake_context import WAIT_S, FakeContext
-from http_world import BOS, make_model, running
+from http_world import BOS, RunningServer, make_model, running
 
-from lamella.base.errors import LamellaError, OverloadedError
+from lamella.base.errors import ClientLimitError, ContextSizeError, LamellaError
 from lamella.runtime.engine.job import Result
 from lamella.runtime.instance import Instance
 from lamella.runtime.params import RequestParams
@@ -149,33 +153,82 @@ def test_close_cancels_jobs_submitted_before_an_error() -> None:
 
     async def main() -> None:
         bridge = Bridge(model.engine, Deliveries(model.engine))
-        with pytest.raises(OverloadedError):
-            submit(bridge, *(choice(i) for i in range(9)))
+        prompts = [PROMPT, PROMPT * context.n_ctx]
+        task = GenerationTask(body=GenerationBody(), params=RequestParams.make({}), prompts=prompts)
+        with pytest.raises(ContextSizeError):
+            bridge.submit([choice(0), choice(1)], task)
         assert in_step.wait(WAIT_S)
         bridge.close()
         go_on.set()
         await idle(model)
 
     context.on_decode = wait
-    model = make_model(context, n_parallel=2, max_waiting=3)
+    model = make_model(context, n_parallel=2)
     asyncio.run(asyncio.wait_for(main(), WAIT_S))
     assert len(context.steps) == 1
     model.engine.close()
 
 
-def test_too_many_requests_get_503() -> None:
+@contextmanager
+def full_queue(*, max_waiting: int = 64, max_client_waiting: int = 64) -> Iterator[RunningServer]:
+    """A server with one job that runs and two that wait, as many as may."""
     context, go_on = FakeContext(), threading.Event()
 
     def wait(step: int) -> None:
         assert go_on.wait(WAIT_S)
 
+    def model() -> Instance:
+        return make_model(
+            context,
+            n_parallel=1,
+            max_waiting=max_waiting,
+            max_client_waiting=max_client_waiting,
+        )
+
     context.on_decode = wait
-    with running(lambda: make_model(context, n_parallel=1, max_waiting=2)) as server:
-        error = server.post("/completion", {"prompt": ["a"] * 9}).error
-        assert (error["code"], error["type"]) == (503, "unavailable_error")
+    with (
+        running(model) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        replies = []
+        for n_waiting, n_prompts in ((0, 1), (2, 2)):
+            body = {"prompt": ["a"] * n_prompts, "n_predict": 1}
+            replies.append(pool.submit(server.post, "/completion", body))
+            while (server.model.engine.n_running, server.model.engine.n_waiting) != (1, n_waiting):
+                time.sleep(0.005)
+        yield server
         go_on.set()
-        asyncio.run(idle(server.model))  # jobs submitted before the error have ended
+        assert [reply.result().status for reply in replies] == [200, 200]
         assert server.ok("/completion", prompt="a", n_predict=1)
+
+
+def test_too_many_waiting_generations_get_503() -> None:
+    with full_queue(max_waiting=2) as server:
+        reply = server.post("/completion", {"prompt": "a"})
+        assert (reply.status, reply.error["type"]) == (503, "unavailable_error")
+        assert int(reply.headers["retry-after"]) > 0
+
+
+def test_too_many_waiting_generations_of_a_client_get_429() -> None:
+    with full_queue(max_client_waiting=2) as server:
+        reply = server.post("/completion", {"prompt": "a"})
+        assert (reply.status, reply.error["type"]) == (429, "rate_limit_error")
+        assert "2 generations of this client are waiting" in reply.error["message"]
+        assert int(reply.headers["retry-after"]) > 0
+        engine = server.model.engine
+        with pytest.raises(ClientLimitError):
+            engine.check_room("127.0.0.1")
+        engine.check_room("another client")
+
+
+@pytest.mark.parametrize(("n_all", "n_own"), [(3, 64), (64, 3)])
+def test_a_request_that_never_fits_the_queue_is_refused(n_all: int, n_own: int) -> None:
+    with running(lambda: make_model(max_waiting=n_all, max_client_waiting=n_own)) as server:
+        for body in ({"prompt": ["a"] * 4}, {"prompt": "a", "n": 4}):
+            reply = server.post("/v1/completions", body)
+            assert reply.status == 400
+            assert reply.error["message"] == "the request has 4 generations: at most 3 may wait"
+        assert len(server.ok("/completion", prompt=["a"] * 3, n_predict=1)) == 3
 
 
 def test_one_wake_up_per_step_for_all_bridges() -> None:

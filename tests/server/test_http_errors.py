@@ -17,6 +17,7 @@ from http_world import HttpVocab, RunningServer, make_model, running
 from lamella.base.errors import (
     BackendError,
     CancelledError,
+    ClientLimitError,
     ClosedError,
     ContextSizeError,
     OverloadedError,
@@ -43,6 +44,7 @@ def server() -> Iterator[RunningServer]:
     [
         (RequestError("x"), 400, "invalid_request_error"),
         (OverloadedError("x"), 503, "unavailable_error"),
+        (ClientLimitError("x"), 429, "rate_limit_error"),
         (ClosedError("x"), 503, "unavailable_error"),
         (CancelledError("x"), 503, "unavailable_error"),
         (web.HTTPNotImplemented(text="x"), 501, "not_supported_error"),
@@ -71,6 +73,7 @@ def test_each_error_has_a_status_and_a_type(error: Exception, status: int, type:
         (UnknownResponseError('"previous_response_id" has'), ("previous_response_id", NOT_FOUND)),
         (web.HTTPUnauthorized(text="Invalid API Key"), (None, "invalid_api_key")),
         (OverloadedError("x"), (None, None)),
+        (ClientLimitError("x"), (None, "rate_limit_exceeded")),
     ],
 )
 def test_errors_of_responses_have_the_shape_of_openai(
@@ -82,9 +85,20 @@ def test_errors_of_responses_have_the_shape_of_openai(
     assert (found["param"], found["code"]) == expected
 
 
-@pytest.mark.parametrize(("error", "expected"), [(OverloadedError("x"), True), (KeyError(), False)])
-def test_a_client_may_try_again_when_the_server_is_busy(error: Exception, expected: bool) -> None:
-    assert ("Retry-After" in error_response(error).headers) is expected
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (OverloadedError("x"), "2"),
+        (OverloadedError("x", 6.1), "7"),
+        (ClientLimitError("x"), "2"),
+        (ClientLimitError("x", 0.01), "1"),
+        (KeyError(), None),
+    ],
+)
+def test_a_client_may_try_again_when_the_server_is_busy(
+    error: Exception, seconds: str | None
+) -> None:
+    assert error_response(error).headers.get("Retry-After") == seconds
 
 
 def test_the_error_of_a_long_prompt_has_both_sizes() -> None:
