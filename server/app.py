@@ -1,9 +1,10 @@
 """The HTTP server: the aiohttp application, listening, loading, and stopping in time.
 
 The server listens before it has the model. Until then requests get status 503; preflights and
-files of `--path` do not. On SIGTERM or SIGINT the server stops accepting connections, cancels
-running generations, and exits within `N_STOP_SECONDS`, even if a thread is busy: then with status
-`FORCED_STATUS`. It does not know what the routes do.
+files of `--path` do not. On SIGTERM or SIGINT the server refuses new work, gives running requests
+`--drain` seconds, and cancels the rest. A second signal cancels them at once. The process ends
+within `N_STOP_SECONDS` after that, even if a thread is busy: then with status `FORCED_STATUS`. It
+does not know what the routes do.
 Tested by tests/server/test_http_app.py and test_http_process.py.
 """
 
@@ -46,7 +47,7 @@ from .watchdog import watching
 
 log = get_logger("server")
 
-N_STOP_SECONDS: Final = 4.0  # the process must end within 5
+N_STOP_SECONDS: Final = 4.0  # without running requests, the process must end within 5
 # the engine waits so long for a thread in Python that holds the interpreter's lock; default 5 ms
 N_SWITCH_SECONDS: Final = 0.0005
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
@@ -62,7 +63,7 @@ def create_app(state: ServerState) -> web.Application:
 
     Serve it with `HttpRunner`: it cancels the handler when a client disconnects.
     """
-    app = web.Application(middlewares=[log_requests, answer_errors, _admit])
+    app = web.Application(middlewares=[_enter, log_requests, answer_errors, _admit])
     app[STATE] = state
     app[routes.METRICS] = Metrics(state)
     app.on_response_prepare.extend((_set_headers, set_cors_headers))
@@ -93,8 +94,11 @@ async def serve(
     stop: asyncio.Event,
     announce: Callable[[str], None],
     progress: LoadProgress | None = None,
+    now: asyncio.Event | None = None,
 ) -> None:
     """Serve until `stop` is set. Call `announce` with the URLs once the model is loaded.
+
+    After `stop`, running requests get `--drain` seconds. `now` ends them at once.
 
     Raises:
         RequestError: the server cannot listen on the address.
@@ -113,8 +117,10 @@ async def serve(
             announce(" and ".join(urls(runner, config)))
             with watching(config.watchdog, lambda: state.engine_trouble):
                 await stopping
+            await state.running.drain(config.drain, now or asyncio.Event())
         loading.cancel()
     finally:
+        state.running.cancel()
         await runner.cleanup()
 
 
@@ -123,7 +129,7 @@ def run_server(
 ) -> int:
     """Serve until SIGTERM or SIGINT. Return the exit status. Log the address or an error.
 
-    Needs a process of its own: after the first signal it ignores both signals.
+    Needs a process of its own: after the second signal, and at its end, it ignores both signals.
     """
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     status = 0
@@ -157,25 +163,32 @@ async def _until_signal(
     config: ServerConfig, load: Callable[[], ServedModel], progress: LoadProgress | None
 ) -> None:
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop, now = asyncio.Event(), asyncio.Event()
 
     def end() -> None:
-        # a thread in native code cannot be interrupted: exit without it
-        last_resort = threading.Timer(N_STOP_SECONDS, os._exit, [FORCED_STATUS])
-        last_resort.daemon = True
-        last_resort.start()
+        if stop.is_set():
+            now.set()
+        _exit_after(N_STOP_SECONDS if stop.is_set() else config.drain + N_STOP_SECONDS)
         stop.set()
 
-    # not the loop's handlers: closing the loop removes them, and a second signal would end us
+    # not the loop's handlers: closing the loop removes them, and the next signal would end us
     def on_signal(*_: object) -> None:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
         with suppress(RuntimeError):  # the loop is closed: the server is ending
             loop.call_soon_threadsafe(end)
 
     for number in SIGNALS:
         signal.signal(number, on_signal)
-    await serve(config, load, stop, lambda urls: log.info("listening on %s", urls), progress)
+    announce = partial(log.info, "listening on %s")
+    await serve(config, load, stop, announce, progress, now)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _exit_after(n_seconds: float) -> None:
+    """End the process by force: a thread in native code cannot be interrupted."""
+    last_resort = threading.Timer(n_seconds, os._exit, [FORCED_STATUS])
+    last_resort.daemon = True
+    last_resort.start()
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -196,9 +209,17 @@ async def _close_engine(app: web.Application) -> None:
 
 
 @web.middleware
+async def _enter(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: counts the request as running until its reply is written."""
+    with request.app[STATE].running.entered():
+        return await handler(request)
+
+
+@web.middleware
 async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: answers preflights. Refuses pages that may not call, all other requests while the
-    model loads, and later those without a valid key."""
+    model loads, and later those without a valid key. While the server stops, it refuses new work.
+    """
     state = request.app[STATE]
     check_origin(request, state.config)
     if request.method == "OPTIONS":
@@ -207,6 +228,8 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     is_public = is_page and request.method in ("GET", "HEAD")
     if not is_public and request.match_info.handler is not static_file:
         routes.loaded_model(request)
+        if request.method not in ("GET", "HEAD"):
+            state.running.check()
         if state.keys:
             request[KEY] = _key_of(request, state.keys)
     return await handler(request)

@@ -163,6 +163,14 @@ class ServerConfig(Options):
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"
     )
+    drain: int = option(
+        5,
+        "--drain",
+        metavar="SECONDS",
+        low=0,
+        high=INT32_MAX,
+        help="seconds for running requests after SIGTERM or Ctrl-C; a second signal ends them",
+    )
     step_timeout: int = option(
         120,
         "--step-timeout",

@@ -11,6 +11,7 @@ Tested by tests/server/test_http_errors.py.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from http import HTTPStatus
@@ -32,6 +33,7 @@ from ..base.errors import (
 from ..base.log import get_logger
 from .error_shapes import Body, shape_of
 from .routes_missing import unknown_path
+from .state import STATE
 
 log = get_logger("server")
 HTTP_LOG = get_logger("server.http")  # messages of aiohttp
@@ -133,6 +135,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except ConnectionError:
         raise  # the client has disconnected
+    except asyncio.CancelledError:
+        if request.writer.output_size > 0:
+            raise  # a part of a reply that cannot report an error
+        return error_response(request.app[STATE].running.cancelled_error(), request.path)
     except web.HTTPException as error:
         if error.status < HTTPStatus.BAD_REQUEST:
             raise

@@ -19,6 +19,7 @@ from ..model.vocab import Vocab
 from ..runtime.chat import apply_template as render_template
 from ..runtime.instance import EmbeddingInstance, Instance
 from .bodies import work_on_body
+from .draining import STOPPING
 from .http_errors import unavailable
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
@@ -84,7 +85,8 @@ def _other_kind(
 async def health(request: web.Request) -> web.Response:
     """200 if requests can be answered now, 503 with the cause if not."""
     loaded_model(request)
-    trouble = request.app[STATE].engine_trouble
+    state = request.app[STATE]
+    trouble = STOPPING if state.running.is_draining else state.engine_trouble
     if trouble:
         raise unavailable(trouble)
     return json_response({"status": "ok"})

@@ -9,7 +9,7 @@ Tested by tests/server/test_http_completion.py, test_http_stream.py and test_htt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -186,12 +186,24 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
         await write(end + DONE if replies.ends_with_done else end)
     except ConnectionError:
         raise
+    except asyncio.CancelledError:
+        await _fail(request, write, replies, request.app[STATE].running.cancelled_error())
     except Exception as error:
-        body = status_and_body(error)[1]
-        record_of(request).end = body["error"]["message"]
-        await write(replies.bytes_of(replies.failure(body)))
+        await _fail(request, write, replies, error)
     await response.write_eof()
     return response
+
+
+async def _fail(
+    request: web.Request,
+    write: Callable[[bytes], Awaitable[None]],
+    replies: Replies,
+    error: BaseException,
+) -> None:
+    """End a stream with an error."""
+    body = status_and_body(error)[1]
+    record_of(request).end = body["error"]["message"]
+    await write(replies.bytes_of(replies.failure(body)))
 
 
 async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:

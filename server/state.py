@@ -17,6 +17,7 @@ from ..base.background import begin
 from ..runtime.instance import EmbeddingInstance, Instance
 from .bridge import Bridge, Deliveries
 from .config import ServerConfig
+from .draining import RunningRequests
 from .grammars import GrammarQueue
 from .keys import KeyRing
 from .progress import LoadProgress
@@ -48,6 +49,7 @@ class ServerState:
         self.responses = ResponseStore()
         self.lanes = [Turns() for _ in range(N_LANES)]  # of work on bodies
         self.readers = Turns(N_READERS, N_READERS_EACH)
+        self.running = RunningRequests()
         self.progress = progress or LoadProgress()
 
     @property

@@ -186,15 +186,17 @@ def running(
     load: Callable[[], ServedModel] = make_model,
     config: ServerConfig | None = None,
     progress: LoadProgress | None = None,
+    drains: bool = False,
 ) -> Iterator[RunningServer]:
-    """A server with a loaded model. Asserts at the end that nothing blocked its event loop."""
+    """A server with a loaded model, see `listening`. Asserts at the end that nothing blocked its
+    event loop."""
     models: list[ServedModel] = []
 
     def load_and_record() -> ServedModel:
         models.append(load())
         return models[0]
 
-    with listening(load_and_record, config, progress) as port:
+    with listening(load_and_record, config, progress, drains) as port:
         yield RunningServer(models[0], port)
 
 
@@ -203,8 +205,10 @@ def listening(
     load: Callable[[], ServedModel],
     config: ServerConfig | None = None,
     progress: LoadProgress | None = None,
+    drains: bool = False,
 ) -> Iterator[int]:
-    """Start a server and yield its port when it is ready."""
+    """Start a server and yield its port when it is ready. At the end, running requests get the time
+    of `config` if it `drains`; else they are cancelled at once."""
     config = config or ServerConfig(port=0)
     addresses: list[str] = []
     ready = threading.Event()
@@ -221,7 +225,7 @@ def listening(
         loop.slow_callback_duration = N_BLOCKING_SECONDS
         stop = asyncio.Event()
         stops.append(lambda: loop.call_soon_threadsafe(stop.set))
-        await serve(config, load, stop, announce, progress)
+        await serve(config, load, stop, announce, progress, None if drains else stop)
 
     def run() -> None:
         try:

@@ -91,7 +91,7 @@ def port_of(server: subprocess.Popen[str]) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_with_status_0(number: signal.Signals) -> None:
-    with process(on_decode="time.sleep(0.01)") as server:
+    with process(on_decode="time.sleep(0.01)", drain=0) as server:
         port = port_of(server)
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
             body = b'{"prompt": "a", "stream": true, "ignore_eos": true}'
@@ -100,7 +100,7 @@ def test_a_signal_ends_the_server_with_status_0(number: signal.Signals) -> None:
             assert response.status == 200
             server.send_signal(number)
             rest = response.read()
-        assert b'"type":"unavailable_error"' in rest
+        assert b'"message":"the server is stopping","type":"unavailable_error"' in rest
         assert server.wait(WAIT_S) == 0
         assert server.stderr is not None
         assert server.stderr.read() == ""
@@ -121,13 +121,33 @@ def test_more_signals_change_nothing(number: signal.Signals) -> None:
 def test_an_endless_step_does_not_keep_the_server_alive() -> None:
     assert N_STOP_SECONDS < 5
     step = "print('in a step', file=sys.stderr, flush=True); time.sleep(3600)"
-    with process(on_decode=step, last_resorts=True) as server:
+    with process(on_decode=step, last_resorts=True, drain=1) as server:
         port = port_of(server)
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
             client.request("POST", "/completion", b'{"prompt": "a"}')
             assert next_line(server) == "in a step\n"
             server.terminate()
+            response = client.getresponse()
+            assert (response.status, b"the server is stopping" in response.read()) == (503, True)
             assert server.wait(WAIT_S) == FORCED_STATUS
+
+
+def test_a_second_signal_ends_running_requests() -> None:
+    with process(on_decode="time.sleep(0.01)", drain=3600) as server:
+        port = port_of(server)
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
+            client.request("POST", "/completion", b'{"prompt": "a", "ignore_eos": true}')
+            other = RunningServer(make_model(), port)
+            while not any(slot["is_processing"] for slot in other.get("/slots").json):
+                time.sleep(0.01)
+            server.terminate()
+            while other.get("/health").status == 200:
+                time.sleep(0.01)
+            assert server.poll() is None
+            server.terminate()
+            assert client.getresponse().status == 503
+        other.model.engine.close()
+        assert server.wait(WAIT_S) == 0
 
 
 def test_the_watchdog_ends_a_server_whose_step_hangs() -> None:
