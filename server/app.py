@@ -31,7 +31,7 @@ from . import routes, routes_control, routes_embed, routes_generate, routes_miss
 from .clients import KEY
 from .config import ServerConfig
 from .cors import preflight, set_cors_headers
-from .error_shapes import new_request_id, shape_of
+from .error_shapes import shape_of
 from .http_errors import answer_errors
 from .http_protocol import HttpRunner
 from .keys import Key, KeyRing
@@ -40,6 +40,7 @@ from .metrics import Metrics
 from .origins import check_origin
 from .page import index, static_file
 from .progress import LoadProgress
+from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
 from .request_log import log_requests
 from .responses import routes as responses
 from .state import STATE, ServedModel, ServerState
@@ -193,9 +194,9 @@ def _exit_after(n_seconds: float) -> None:
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "lamella"
-    shape = shape_of(request.path)
-    if shape.id_header:  # an error has its own
-        response.headers.setdefault(shape.id_header, new_request_id())
+    for name in (ID_HEADER, shape_of(request.path).id_header):
+        if name:
+            response.headers[name] = request[REQUEST_ID]
 
 
 async def _close_engine(app: web.Application) -> None:
@@ -210,7 +211,8 @@ async def _close_engine(app: web.Application) -> None:
 
 @web.middleware
 async def _enter(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: counts the request as running until its reply is written."""
+    """Middleware: gives the request its id, and counts it as running until its reply is written."""
+    request[REQUEST_ID] = sane_request_id(request.headers.get(ID_HEADER))
     with request.app[STATE].running.entered():
         return await handler(request)
 

@@ -8,7 +8,6 @@ and test_anthropic_errors.py.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,12 +20,12 @@ class Shape(NamedTuple):
     """How an API reports errors.
 
     Attributes:
-        body: makes the body from an error and llama-server's body.
+        body: makes the body from an error, llama-server's body and the request's id.
         overloaded: the status of a server that cannot answer now.
-        id_header: the header with the body's `request_id`; "" if it has none.
+        id_header: one more header with the request's id; "" if it has none.
     """
 
-    body: Callable[[BaseException, Body], Body]
+    body: Callable[[BaseException, Body, str], Body]
     overloaded: int = 503
     id_header: str = ""
 
@@ -52,7 +51,7 @@ _ANTHROPIC_TYPES: Final = {
 }
 
 
-def openai_error(error: BaseException, body: Body) -> Body:
+def openai_error(error: BaseException, body: Body, _: str) -> Body:
     """The body in OpenAI's shape: `param` is the path of a field, `code` is a word or null."""
     found = body["error"]
     status, message = found["code"], found["message"]
@@ -71,13 +70,13 @@ def openai_error(error: BaseException, body: Body) -> Body:
     }
 
 
-def llama_error(error: BaseException, body: Body) -> Body:
+def llama_error(error: BaseException, body: Body, _: str) -> Body:
     """The body, unchanged."""
     return body
 
 
-def anthropic_error(error: BaseException | None, body: Body) -> Body:
-    """The body in Anthropic's shape, with a new id."""
+def anthropic_error(error: BaseException | None, body: Body, request_id: str) -> Body:
+    """The body in Anthropic's shape."""
     found = body["error"]
     status, message = found["code"], found["message"]
     if isinstance(error, ContextSizeError):  # Claude Code compacts the conversation at these words
@@ -88,13 +87,8 @@ def anthropic_error(error: BaseException | None, body: Body) -> Body:
     return {
         "type": "error",
         "error": {"type": _ANTHROPIC_TYPES.get(status, kind), "message": message, **more},
-        "request_id": new_request_id(),
+        "request_id": request_id,
     }
-
-
-def new_request_id() -> str:
-    """A random id of a request, in Anthropic's form."""
-    return f"req_{secrets.token_hex(12)}"
 
 
 LLAMA: Final = Shape(llama_error)

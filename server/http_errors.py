@@ -32,6 +32,7 @@ from ..base.errors import (
 )
 from ..base.log import get_logger
 from .error_shapes import Body, shape_of
+from .request_ids import REQUEST_ID
 from .routes_missing import unknown_path
 from .state import STATE
 
@@ -88,8 +89,9 @@ def status_and_body(error: BaseException) -> tuple[int, Body]:
     return 500, error_body(500, "internal error: the server's log has the details")
 
 
-def error_response(error: BaseException, path: str = "") -> web.Response:
-    """The response to a request that failed before anything was sent. `path` is the request's."""
+def error_response(error: BaseException, path: str = "", request_id: str = "") -> web.Response:
+    """The response to a request that failed before anything was sent. `path` and `request_id` are
+    the request's."""
     status, body = status_and_body(error)
     headers = {"Retry-After": str(_retry_seconds(error))} if status in (429, 503) else {}
     if status == 501:
@@ -97,11 +99,9 @@ def error_response(error: BaseException, path: str = "") -> web.Response:
     if isinstance(error, web.HTTPException):
         headers |= {name: error.headers[name] for name in KEPT_HEADERS if name in error.headers}
     shape = shape_of(path)
-    shaped = shape.body(error, body)
-    if shape.id_header:
-        headers[shape.id_header] = shaped["request_id"]
     if status == 503:
         status = shape.overloaded
+    shaped = shape.body(error, body, request_id)
     response = web.json_response(shaped, status=status, headers=headers)
     response[ERROR_MESSAGE] = body["error"]["message"]
     return response
@@ -138,7 +138,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except asyncio.CancelledError:
         if request.writer.output_size > 0:
             raise  # a part of a reply that cannot report an error
-        return error_response(request.app[STATE].running.cancelled_error(), request.path)
+        return _response_to(request, request.app[STATE].running.cancelled_error())
     except web.HTTPException as error:
         if error.status < HTTPStatus.BAD_REQUEST:
             raise
@@ -147,9 +147,13 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
             error.text = unknown_path(request, paths)
         elif error.text == _plain(error):
             error.text = f"{error.reason}: {request.method} {request.path:.200}"
-        return error_response(error, request.path)
+        return _response_to(request, error)
     except Exception as error:
-        return error_response(error, request.path)
+        return _response_to(request, error)
+
+
+def _response_to(request: web.Request, error: BaseException) -> web.Response:
+    return error_response(error, request.path, request[REQUEST_ID])
 
 
 def _plain(error: web.HTTPException) -> str:

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, ContentEncodingError, LineTooLong
 
 from .http_errors import ENCODINGS, HTTP_LOG, error_body
+from .request_ids import ID_HEADER, new_request_id
 from .request_log import log_malformed, one_line
 from .state import STATE
 
@@ -56,9 +57,10 @@ class _Protocol(web.RequestHandler):
         """The response to a malformed request. The connection is closed after it."""
         super().handle_error(request, status, exc, message)  # logs; raises if a response has begun
         status, text = status_and_message(status, exc)
+        request_id = new_request_id()
         if isinstance(self._manager, _Server) and self._manager.has_request_log:
-            log_malformed(status, text)
-        headers: dict[str, Any] = {"Server": "lamella"}
+            log_malformed(status, text, request_id)
+        headers: dict[str, Any] = {"Server": "lamella", ID_HEADER: request_id}
         if status == 415:
             headers["Accept-Encoding"] = ", ".join(ENCODINGS)
         response = web.json_response(error_body(status, text), status=status, headers=headers)

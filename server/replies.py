@@ -86,8 +86,9 @@ class Replies(ABC):
     def last_chunks(self) -> Iterator[Json]:
         """The last chunks of a stream, after all choices are finished."""
 
-    def failure(self, error: Json) -> Iterator[Json]:
-        """The last chunks of a stream that fails. `error` is the body of an error response."""
+    def failure(self, error: Json, request_id: str) -> Iterator[Json]:
+        """The last chunks of a stream that fails. `error` is the body of an error response, and
+        `request_id` the request's."""
         yield error
 
     @abstractmethod

@@ -27,6 +27,7 @@ from aiohttp.typedefs import Handler
 from ..base.log import get_logger
 from .bridge import Choice
 from .http_errors import ERROR_MESSAGE
+from .request_ids import REQUEST_ID
 from .state import STATE, ServerState
 from .writing import UnreadError, write_whole
 
@@ -55,6 +56,7 @@ class RequestRecord:
         n_texts, n_text_tokens: texts that get a vector or a score, and their tokens.
         body: of the request, once it is read, if bodies are logged.
         end: how it ended, if the choices do not say it.
+        id: the request's id.
     """
 
     method: str
@@ -66,6 +68,7 @@ class RequestRecord:
     n_text_tokens: int = 0
     body: bytes = b""
     end: str = ""
+    id: str = ""
     t_start: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
 
@@ -130,7 +133,7 @@ class RequestRecord:
             found |= {"prompt_tokens": self.n_text_tokens, "texts": self.n_texts}
         if self.complete is not None:
             found["complete"] = self.complete
-        return found | {"end": self.reason}
+        return found | {"end": self.reason, "id": self.id}
 
     def __str__(self) -> str:
         parts = [f"{self.method:<4} {self.path:<20} {self.status}"]
@@ -151,6 +154,7 @@ class RequestRecord:
         parts.append(self.reason)
         if self.complete is not None:
             parts[-1] += ", complete" if self.complete else ", incomplete"
+        parts.append(self.id)
         # paths and errors have texts of the client
         return one_line("  ".join(part for part in parts if part))
 
@@ -192,7 +196,7 @@ def record_body(request: web.Request, body: bytes) -> None:
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: writes the reply, and logs the request at its end."""
     path = request.rel_url.raw_path[:N_PATH_CHARS]
-    record = request[RECORD] = RequestRecord(request.method, path)
+    record = request[RECORD] = RequestRecord(request.method, path, id=request[REQUEST_ID])
     response: web.StreamResponse | None = None
     try:
         response = await handler(request)
@@ -218,9 +222,9 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
             _write(record, response, state)
 
 
-def log_malformed(status: int, message: str) -> None:
+def log_malformed(status: int, message: str, id: str) -> None:
     """Log a request that is no valid HTTP: it has neither a method nor a path."""
-    log.info(RequestRecord("-", "-", status=status, end=message))
+    log.info(RequestRecord("-", "-", status=status, end=message, id=id))
 
 
 def _write(record: RequestRecord, response: web.StreamResponse | None, state: ServerState) -> None:

@@ -31,6 +31,7 @@ from .parsing import parse_body
 from .prompts import chat_task, choices_of, text_task
 from .replies import CompletionReplies, Json, NativeReplies, Replies
 from .replies_chat import ChatReplies
+from .request_ids import REQUEST_ID
 from .request_log import record_of
 from .routes import json_response, text_model
 from .schema import CompletionBody, GenerationBody
@@ -203,7 +204,7 @@ async def _fail(
     """End a stream with an error."""
     body = status_and_body(error)[1]
     record_of(request).end = body["error"]["message"]
-    await write(replies.bytes_of(replies.failure(body)))
+    await write(replies.bytes_of(replies.failure(body, request[REQUEST_ID])))
 
 
 async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:

@@ -70,9 +70,9 @@ class MessageReplies(Replies):
         yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
         yield {"type": "message_stop"}
 
-    def failure(self, error: Json) -> Iterator[Json]:
+    def failure(self, error: Json, request_id: str) -> Iterator[Json]:
         """See `Replies.failure`."""
-        yield anthropic_error(None, error)
+        yield anthropic_error(None, error, request_id)
 
     def whole(self) -> Json:
         """See `Replies.whole`."""

@@ -110,7 +110,7 @@ class ResponsesReplies(Replies):
         kind = f"response.{response['status']}"
         yield from self._numbered([{"type": kind, "response": response}])
 
-    def failure(self, error: Json) -> Iterator[Json]:
+    def failure(self, error: Json, request_id: str) -> Iterator[Json]:
         """See `Replies.failure`."""
         found = {"code": "server_error", "message": error["error"]["message"]}
         response = self._response("failed", error=found)

@@ -77,7 +77,7 @@ def test_the_line_of_a_chat(log: Log, stream: bool) -> None:
     record = log.of("/v1/chat/completions", CHAT | {"max_tokens": 9, "stream": stream})
     assert re.fullmatch(
         r"POST /v1/chat/completions 200  in +\d+ \(\d+ cached\) +out +9  "
-        r"ttft +\d+ ms +[\d.]+ tok/s  length",
+        r"ttft +\d+ ms +[\d.]+ tok/s  length  req_\w+",
         str(record),
     ), str(record)
     fields = record.as_dict()
@@ -203,7 +203,7 @@ def test_a_stopping_server() -> None:
     finally:
         logger.removeHandler(recorder)
         logger.setLevel(before)
-    assert [record.reason for record in records] == ["the engine was closed"]
+    assert [record.reason for record in records] == ["the server is stopping"]
 
 
 def test_polls_and_preflights_are_logged_at_debug_level_only(log: Log) -> None:
@@ -259,4 +259,5 @@ def test_the_fields_of_a_request_without_a_generation(log: Log) -> None:
     fields: dict[str, Any] = log.of("/tokenize", {"content": "a"}).as_dict()
     assert fields.pop("ms") >= 0
     expected = {"message": "request", "method": "POST", "path": "/tokenize", "status": 200}
+    assert fields.pop("id").startswith("req_")
     assert fields == expected | {"end": ""}
