@@ -36,14 +36,15 @@ from lamella.model.params import ContextParams
 pytestmark = pytest.mark.timeout(900)
 
 REAL_SHAPES = ("0.5b", "1b")
-EMULATED_TYPES = ("F16", "Q4_0", "Q6_K")
+EMULATED_TYPES = ("F16", "Q4_0")
 KV_TYPES = (GGMLType.F16, GGMLType.Q8_0, GGMLType.F32)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"shape", "type"} <= {*metafunc.fixturenames}:
         real = [(shape, type) for shape in REAL_SHAPES for type in TYPES]
-        emulated = [("small", type) for type in EMULATED_TYPES]
+        more = ("Q6_K",) if metafunc.config.getoption("--full") else ()
+        emulated = [("small", type) for type in (*EMULATED_TYPES, *more)]
         chosen = real if metafunc.config.getoption("--cuda") else emulated
         metafunc.parametrize(("shape", "type"), chosen)
 

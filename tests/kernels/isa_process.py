@@ -1,6 +1,7 @@
 """A process that computes op cases with the kernels of an ISA, for the tests of ISAs.
 
 LAMELLA_ISA names the ISA, or the second argument: one to emulate. The first selects the cases:
+`few`: products with one packed type and floats, and every fifteenth of the other kernels,
 `dots`: packed products with one weight type for each way to multiply bytes,
 `some`: products, rows and attention with more types, and every fifth of the other kernels,
 `all`: everything.
@@ -45,10 +46,12 @@ MORE_TYPES: Final = (
 )
 PLAIN_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32, GGMLType.I64)
 TYPES: Final = {
+    "few": (GGMLType.F32, GGMLType.F16, GGMLType.Q4_0),
     "dots": DOT_TYPES,
     "some": DOT_TYPES + MORE_TYPES + PLAIN_TYPES,
     "all": tuple(GGMLType),
 }
+STEPS: Final = {"few": 15, "some": 5}  # one of so many kernels other than PRODUCTS
 
 
 def kernels_of(case: OpCase) -> list[Kernel]:
@@ -65,12 +68,14 @@ def chosen(which: str) -> Iterator[OpCase]:
         types = TYPES[which]
         if case.timed or node.src[0].type not in types or node.type not in (*types, GGMLType.F32):
             continue
+        if which == "few" and node.op is Op.FLASH_ATTN_EXT:  # takes long to compile
+            continue
         is_packed = any(name.startswith("packed_") for name in names)
         if which == "dots" and not is_packed:
             continue
-        if which == "some" and node.op not in PRODUCTS and not names <= seen:
+        if which in STEPS and node.op not in PRODUCTS and not names <= seen:
             n_others += 1
-            if n_others % 5 != 0:
+            if n_others % STEPS[which] != 0:
                 continue
         seen |= names
         yield case
