@@ -91,6 +91,21 @@ class ServerConfig(Options):
         high=INT32_MAX,
         help="seconds to wait for a body, for the client to read a reply, or each part of a stream",
     )
+    request_timeout: int = option(
+        86400,
+        "--request-timeout",
+        metavar="SECONDS",
+        low=0,
+        high=INT32_MAX,
+        help="longest time of a whole request; 0: no limit",
+    )
+    max_connections: int = option(
+        1000,
+        "--max-connections",
+        low=1,
+        high=1_000_000,
+        help="most connections at the same time, less if the limit of open files is lower",
+    )
     sse_ping_interval: int = option(
         30,
         "--sse-ping-interval",

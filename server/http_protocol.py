@@ -1,51 +1,134 @@
-"""Malformed HTTP gets the documented error body too, not aiohttp's text.
+"""One connection of HTTP, over aiohttp's protocol: its place in the table of connections, limits,
+and errors.
 
-aiohttp answers such a request itself, before any route or middleware. Its hooks for that are
-private, so pyproject.toml allows only the versions of aiohttp that were tested. Knows no route.
-Tested by tests/server/test_http_protocol.py.
+Malformed HTTP gets the documented error body too, not aiohttp's text. aiohttp answers such a
+request itself, before any route or middleware. Its hooks for that are private, so pyproject.toml
+allows only the versions of aiohttp that were tested. Knows no route.
+Tested by tests/server/test_http_protocol.py and test_accepting.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, ContentEncodingError, LineTooLong
 
-from .http_errors import ENCODINGS, HTTP_LOG, error_body
+from .accepting import Acceptor
+from .connections import Connection, Connections
+from .http_errors import ENCODINGS, HTTP_LOG, N_RETRY_SECONDS, error_body
+from .open_files import fit_to_files
 from .request_ids import ID_HEADER, new_request_id
-from .request_log import log_malformed, one_line
+from .request_log import CLOSED, log_malformed, one_line
 from .state import STATE
 
 N_MESSAGE_CHARS: Final = 200
+NO_PLACE: Final = "the server has too many connections: try again later"
+N_HEAD_BYTES: Final = 64 * 1024  # of the headers of a request
 
 
 class HttpRunner(web.AppRunner):
-    """Runs an application. Handlers of clients that disconnect are cancelled."""
+    """Runs an application. Handlers of clients that disconnect are cancelled.
+
+    Attributes:
+        acceptor: accepts the connections, once the runner is set up.
+    """
+
+    acceptor: Acceptor
+
+    async def cleanup(self) -> None:
+        """Accept no more connections, and close the open ones."""
+        await self.acceptor.close()
+        await super().cleanup()
 
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
-        return _Server(
+        config = self.app[STATE].config
+        table = Connections(fit_to_files(config.max_connections), config.request_timeout)
+        server = _Server(
             plain.request_handler,
-            has_request_log=self.app[STATE].config.request_log,
+            table,
+            has_request_log=config.request_log,
             request_factory=plain.request_factory,
             handler_cancellation=True,
             access_log=None,
             logger=HTTP_LOG,
         )
+        retry = {"Retry-After": str(N_RETRY_SECONDS)}
+        refusal = short_reply(HTTPStatus.SERVICE_UNAVAILABLE, NO_PLACE, retry)
+        self.acceptor = Acceptor(table, server.open_protocol, refusal)
+        return server
 
 
 class _Server(web.Server):
-    def __init__(self, handler: Any, *, has_request_log: bool, **options: Any) -> None:
-        super().__init__(handler, **options)
+    def __init__(
+        self, handler: Any, table: Connections, *, has_request_log: bool, **options: Any
+    ) -> None:
+        super().__init__(self._answer, **options)
+        self._answer_app = handler
+        self.table = table
         self.has_request_log = has_request_log
 
-    def __call__(self) -> web.RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._kwargs)
+    def open_protocol(self, connection: Connection) -> asyncio.Protocol:
+        return _Protocol(self, connection, loop=self._loop, **self._kwargs)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        protocol = cast(_Protocol, request.protocol)
+        with self.table.request(protocol.connection):
+            return cast(web.StreamResponse, await self._answer_app(request))
 
 
 class _Protocol(web.RequestHandler):
-    __slots__ = ()
+    __slots__ = ("connection", "has_request_log", "table")
+
+    def __init__(self, server: _Server, connection: Connection, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.connection, self.table = connection, server.table
+        self.has_request_log = server.has_request_log
+        connection.peer = self
+
+    @property
+    def is_receiving(self) -> bool:
+        """See `Peer`."""
+        request = self._current_request
+        is_paused = self._reading_paused or self._buffer_paused
+        return request is not None and not is_paused and not request.content.is_eof()
+
+    @property
+    def is_unread(self) -> bool:
+        """See `Peer`."""
+        return self.writing_paused
+
+    def abort(self, reason: str) -> None:
+        """See `Peer`."""
+        if self._current_request is not None:
+            self._current_request[CLOSED] = reason
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Free the connection's place."""
+        self.table.release(self.connection)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes. Refuse a head that has too many."""
+        self.table.receive(self.connection, len(data))
+        super().data_received(data)
+        waiter = self._waiter  # for a whole head
+        if waiter is None or waiter.done() or self.connection.n_bytes <= N_HEAD_BYTES:
+            return
+        if self.transport is not None:
+            status, request_id = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, new_request_id()
+            text = f"the headers are too long: the limit is {N_HEAD_BYTES} bytes"
+            if self.has_request_log:
+                log_malformed(status, text, request_id)
+            self.transport.write(short_reply(status, text, {ID_HEADER: request_id}))
+            self.force_close()
 
     def handle_error(
         self,
@@ -58,7 +141,7 @@ class _Protocol(web.RequestHandler):
         super().handle_error(request, status, exc, message)  # logs; raises if a response has begun
         status, text = status_and_message(status, exc)
         request_id = new_request_id()
-        if isinstance(self._manager, _Server) and self._manager.has_request_log:
+        if self.has_request_log:
             log_malformed(status, text, request_id)
         headers: dict[str, Any] = {"Server": "lamella", ID_HEADER: request_id}
         if status == 415:
@@ -66,6 +149,20 @@ class _Protocol(web.RequestHandler):
         response = web.json_response(error_body(status, text), status=status, headers=headers)
         response.force_close()
         return response
+
+
+def short_reply(status: HTTPStatus, message: str, headers: Mapping[str, str]) -> bytes:
+    """The whole reply of a connection that is closed after it."""
+    body = json.dumps(error_body(status, message)).encode()
+    fields = {
+        "Server": "lamella",
+        "Connection": "close",
+        "Content-Type": "application/json; charset=utf-8",
+        "Content-Length": str(len(body)),
+        **headers,
+    }
+    lines = (f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} {status.phrase}\r\n{''.join(lines)}\r\n".encode() + body
 
 
 def status_and_message(status: int, error: BaseException | None) -> tuple[int, str]:

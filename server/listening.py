@@ -5,6 +5,7 @@ Knows no route. Tested by tests/server/test_listening.py.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -18,6 +19,7 @@ from aiohttp import web
 
 from ..base.errors import RequestError
 from .config import SOCKET_SUFFIX, ServerConfig
+from .http_protocol import HttpRunner
 
 N_BACKLOG: Final = 512
 # hosts that stand for all addresses: the family, the loopback address, and an address that no
@@ -36,7 +38,7 @@ ADVICE: Final = {
 }
 
 
-async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
+async def listen(runner: HttpRunner, config: ServerConfig) -> None:
     """Listen on all hosts of `config`.
 
     Raises:
@@ -45,20 +47,17 @@ async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
     tls = tls_context(config)
     for host in config.hosts:
         try:
-            await _site(runner, config, host, tls).start()
+            site = _site(runner, config, host)
+            await site.start()
+            site.accept(tls)
         except (OSError, OverflowError) as error:
             raise RequestError(_cannot_listen(config, host, error)) from error
 
 
-def _site(
-    runner: web.AppRunner, config: ServerConfig, host: str, tls: ssl.SSLContext | None
-) -> web.BaseSite:
+def _site(runner: HttpRunner, config: ServerConfig, host: str) -> _Site:
     if host.endswith(SOCKET_SUFFIX):
-        return _SocketSite(runner, host, ssl_context=tls, backlog=N_BACKLOG)
-    reuse = config.reuse_port or None
-    return web.TCPSite(
-        runner, host, config.port, ssl_context=tls, backlog=N_BACKLOG, reuse_port=reuse
-    )
+        return _SocketSite(runner, host)
+    return _AddressSite(runner, host, config)
 
 
 def _cannot_listen(config: ServerConfig, host: str, error: OSError | OverflowError) -> str:
@@ -70,24 +69,77 @@ def _cannot_listen(config: ServerConfig, host: str, error: OSError | OverflowErr
     return f"cannot listen on {where}: {cause}"
 
 
-class _SocketSite(web.UnixSite):
-    """A unix socket. The end of the runner removes its file, if it is still this server's."""
+class _Site(web.BaseSite):
+    """Sockets that asyncio binds. The runner's acceptor accepts from copies of them."""
 
-    __slots__ = ("_file",)
+    _runner: HttpRunner
+
+    __slots__ = ()
+
+    def accept(self, tls: ssl.SSLContext | None) -> None:
+        """Begin to accept connections."""
+        assert isinstance(self._server, asyncio.Server)
+        for bound in self._server.sockets:
+            listener = bound.dup()
+            listener.listen(N_BACKLOG)
+            self._runner.acceptor.start(listener, tls)
+
+
+class _AddressSite(_Site):
+    """The addresses of a host, with one port."""
+
+    __slots__ = ("_config", "_host")
+
+    def __init__(self, runner: HttpRunner, host: str, config: ServerConfig) -> None:
+        super().__init__(runner)
+        self._host, self._config = host, config
+
+    @property
+    def name(self) -> str:
+        """See `web.BaseSite`."""
+        return self._host
 
     async def start(self) -> None:
-        """Listen. Raises RequestError if a server listens there, or the file is not a socket."""
-        self._file: tuple[int, int] | None = None
-        path = str(self._path)
-        _check_free(path)
+        """Bind the sockets."""
         await super().start()
-        self._file = _identity(path)
+        self._server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol,
+            self._host,
+            self._config.port,
+            reuse_port=self._config.reuse_port or None,
+            start_serving=False,
+        )
+
+
+class _SocketSite(_Site):
+    """A unix socket. The end of the runner removes its file, if it is still this server's."""
+
+    __slots__ = ("_file", "_path")
+
+    def __init__(self, runner: HttpRunner, path: str) -> None:
+        super().__init__(runner)
+        self._path = path
+        self._file: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """See `web.BaseSite`."""
+        return self._path
+
+    async def start(self) -> None:
+        """Bind it. Raises RequestError if a server listens there, or the file is not a socket."""
+        _check_free(self._path)
+        await super().start()
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            asyncio.Protocol, self._path, start_serving=False
+        )
+        self._file = _identity(self._path)
 
     async def stop(self) -> None:
         """Stop listening and remove the file."""
         await super().stop()
         with suppress(OSError):
-            if self._file == _identity(str(self._path)):
+            if self._file == _identity(self._path):
                 os.unlink(self._path)
 
 
@@ -144,7 +196,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def urls(runner: web.AppRunner, config: ServerConfig) -> list[str]:
+def urls(runner: HttpRunner, config: ServerConfig) -> list[str]:
     """The URLs to open. If the server listens on all addresses, this machine's own is one."""
     found: list[str] = []
     scheme = "https" if config.ssl_cert_file else "http"

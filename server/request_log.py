@@ -179,6 +179,7 @@ class BodyText:
 
 
 RECORD: Final = web.RequestKey("record", RequestRecord)
+CLOSED: Final = web.RequestKey("closed", str)  # why the server closed the connection
 
 
 def record_of(request: web.Request) -> RequestRecord:
@@ -209,7 +210,8 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         raise
     except (asyncio.CancelledError, ConnectionError):
         is_gone = request.transport is None or request.transport.is_closing()
-        record.end = "client disconnected" if is_gone else "the server is stopping"
+        gone = request.get(CLOSED, "client disconnected")
+        record.end = gone if is_gone else "the server is stopping"
         has_begun = request.writer.output_size > 0
         if not has_begun:
             record.status = CLIENT_CLOSED if is_gone else 503

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from aiohttp import web
 from fake_context import WAIT_S, FakeContext
 from http_world import Reply, RunningServer, listening, make_model, running
 
@@ -17,6 +16,7 @@ from lamella.runtime.instance import Instance
 from lamella.server import app
 from lamella.server.app import run_server
 from lamella.server.config import ServerConfig
+from lamella.server.http_protocol import HttpRunner
 from lamella.server.listening import listen as listen_plainly
 
 
@@ -32,7 +32,7 @@ def test_requests_get_503_while_the_model_loads(monkeypatch: pytest.MonkeyPatch)
     replies: list[Reply] = []
     lives: list[int] = []
 
-    async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
+    async def listen(runner: HttpRunner, config: ServerConfig) -> None:
         await listen_plainly(runner, config)
         ports.append(runner.addresses[0][1])
 

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from aiohttp import web
 from fake_context import WAIT_S
 from http_world import Reply, RunningServer, make_model, running
 
 from lamella.runtime.instance import Instance
 from lamella.server import app
 from lamella.server.config import ServerConfig
+from lamella.server.http_protocol import HttpRunner
 from lamella.server.listening import listen as listen_plainly
 from lamella.server.page import POLICY
 from lamella.server.page_calls import GENERATING
@@ -108,7 +108,7 @@ def test_a_loading_server_shows_its_progress(
     replies: list[Reply] = []
     progress = LoadProgress()
 
-    async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
+    async def listen(runner: HttpRunner, config: ServerConfig) -> None:
         await listen_plainly(runner, config)
         ports.append(runner.addresses[0][1])
 
