@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from reference_run import (
     DECODED,
+    ENCODED,
     F64Array,
     assert_close,
     compute,
+    data,
     each_type,
     ids,
     leaf,
@@ -29,6 +31,11 @@ def products(a: F64Array, b: F64Array) -> F64Array:
     stretched = np.repeat(stretched, b.shape[1] // a.shape[1], axis=1)
     result: F64Array = np.einsum("jink,jimk->jimn", stretched, b)
     return result
+
+
+@each_type([t for t in DECODED if t.is_quantized and t not in ENCODED])
+def test_random_blocks_have_every_byte(type: GGMLType) -> None:
+    assert (np.unique(data(leaf(np.zeros((37, 512)), type))) == np.arange(256)).all()
 
 
 @each_type(DECODED)
