@@ -53,7 +53,7 @@ def _one_of_each(rng: random.Random) -> list[Case]:
     tools = [{"type": "function", "function": function}]
     n = rng.randrange(5, 60)
     long = _words(rng, rng.randrange(30, 90))
-    rows = [
+    rows: list[tuple[str, str, dict[str, Any]]] = [
         ("completion", "/completion", greedy | {"prompt": _words(rng, 5), "n_predict": n}),
         ("long prompt", "/completion", greedy | {"prompt": long, "n_predict": 5}),
         ("sampled", "/completion", sampled | {"prompt": _words(rng, 5), "n_predict": n}),
@@ -70,7 +70,10 @@ def _one_of_each(rng: random.Random) -> list[Case]:
         ("detokenize", "/detokenize", {"tokens": tokens}),
         ("template", "/apply-template", {"messages": messages}),
     ]
-    limits = {"grammar": {"n_predict": 12}, "schema": {"response_format": format}}
+    limits: dict[str, dict[str, Any]] = {
+        "grammar": {"n_predict": 12},
+        "schema": {"response_format": format},
+    }
     limits |= {"tools": {"tool_choice": "required", "max_tokens": n}}
     cases = [
         Case(kind, TEXT, path, body | limits.get(kind, {}), _READ.get(path, _same))
