@@ -10,6 +10,8 @@ The tree holds a reference to each page. A page that no sequence has counts as f
 evicts its own pages, the least recently used first. If a page without a window goes, its node goes
 too, with all pages, and all nodes after it.
 
+Sequences with different salts share nothing: each salt has a tree of its own, over the same pools.
+
 Equal tokens at equal positions have keys and values of equal bits, unless a device takes large
 batches over from another one. So reuse does not change results. Knows no tensors and no requests.
 Not thread-safe. Tests: tests/model/test_kv_prefix.py.
@@ -57,12 +59,12 @@ class Node:
 
 
 class PrefixTree:
-    """The prefixes cached in the pools. They have one tree at most."""
+    """The prefixes cached in the pools, which have one `PrefixTree` at most."""
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._n_bytes = TOKEN_BYTES * pool.page_size  # of a full page's key
-        self._root = Node(None, b"", len(pool.pools))
+        self._roots = dict[str, Node]()  # by salt
         # The least recently used first: all nodes, and those with a page in each pool with a
         # window. Using a page uses those before it as well, so a node comes after its children.
         self._by_age: OrderedDict[Node, None] = OrderedDict()
@@ -82,13 +84,15 @@ class PrefixTree:
         """The number of nodes in the tree."""
         return len(self._by_age)
 
-    def find(self, tokens: Sequence[int]) -> KVSequence:
+    def find(self, tokens: Sequence[int], salt: str = "") -> KVSequence:
         """Return a new sequence that shares the longest usable prefix of `tokens`, maybe empty.
 
-        Its last page may be shared in part; see `KVSequence.append`.
+        Its last page may be shared in part; see `KVSequence.append`. Only prefixes that were
+        inserted with the same `salt` are shared.
         """
         raw = _raw(tokens)
-        node, path, begin = self._root, list[Node](), 0
+        root = self._roots.get(salt) or self._new_root()
+        node, path, begin = root, list[Node](), 0
         while child := node.children.get(raw[begin : begin + self._n_bytes]):
             node = child
             path.append(child)
@@ -100,7 +104,7 @@ class PrefixTree:
         path = path[: self._pool.page_count(n)]
         pages = [self._pages(path, g, n) for g in range(len(self._pool.pools))]
         seq = self._pool.sequence_of(n, pages)
-        self._touch(path[-1] if path else self._root, seq)
+        self._touch(path[-1] if path else root, seq)
         return seq
 
     def insert(
@@ -111,6 +115,7 @@ class PrefixTree:
         ended: bool,
         after: Node | None = None,
         in_flight: bool = False,
+        salt: str = "",
     ) -> Node:
         """Add the pages of `seq`, whose first positions hold the keys and values of `tokens`.
 
@@ -121,12 +126,13 @@ class PrefixTree:
             after: what an earlier call for the same sequence returned. Pages up to there are not
                 looked at again.
             in_flight: the keys and values are not computed yet; `confirm` or `discard` comes later.
+            salt: of the sequence, see `find`.
 
         Returns:
             The last node of the path, for `after`.
         """
         assert len(tokens) <= seq.length, f"{len(tokens)} tokens, {seq.length} positions"
-        node = after if after is not None and after.parent is not None else self._root
+        node = after if after is not None and after.parent is not None else self._root(salt)
         raw = _raw(tokens[node.end :])
         for begin in range(0, len(raw), self._n_bytes):
             key = raw[begin : begin + self._n_bytes]
@@ -160,6 +166,17 @@ class PrefixTree:
             for node in self._unsure
             for g, pages in enumerate(seq.pages)
         )
+
+    def _root(self, salt: str) -> Node:
+        root = self._roots.get(salt)
+        if root is None:
+            # forget salts whose prefixes were all evicted
+            self._roots = {known: one for known, one in self._roots.items() if one.children}
+            root = self._roots[salt] = self._new_root()
+        return root
+
+    def _new_root(self) -> Node:
+        return Node(None, b"", len(self._pool.pools))
 
     def _index(self, node: Node) -> int:
         return self._pool.page_count(node.end) - 1

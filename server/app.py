@@ -41,7 +41,7 @@ from .origins import check_origin
 from .page import index, static_file
 from .progress import LoadProgress
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
-from .request_log import log_requests
+from .request_log import log_requests, record_of
 from .responses import routes as responses
 from .state import STATE, ServedModel, ServerState
 from .watchdog import watching
@@ -230,11 +230,25 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     is_public = is_page and request.method in ("GET", "HEAD")
     if not is_public and request.match_info.handler is not static_file:
         routes.loaded_model(request)
-        if request.method not in ("GET", "HEAD"):
+        is_work = request.method not in ("GET", "HEAD")
+        if is_work:
             state.running.check()
         if state.keys:
-            request[KEY] = _key_of(request, state.keys)
+            key = request[KEY] = _key_of(request, state.keys)
+            if is_work:
+                return await _counted(request, handler, key)
     return await handler(request)
+
+
+async def _counted(request: web.Request, handler: Handler, key: Key) -> web.StreamResponse:
+    """Handle a request within the limits of its key, and count what it uses."""
+    record = record_of(request)
+    with request.app[STATE].key_limits.request(key) as use:
+        try:
+            return await handler(request)
+        finally:
+            use.n_prompt += record.n_prompt + record.n_text_tokens
+            use.n_predicted += record.n_predicted
 
 
 def _key_of(request: web.Request, keys: KeyRing) -> Key:

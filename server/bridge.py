@@ -177,17 +177,21 @@ class Deliveries:
 class Bridge:
     """The bridge of one request. Create it in the event loop; `submit` may run in any thread.
 
-    `owner` is the client and the request that its texts are for.
+    `owner` is the client and the request that its texts are for. Requests with other salts share no
+    evaluated prefix with it.
 
     Attributes:
         on_events: called in the event loop when there may be new events; must not raise.
     """
 
-    def __init__(self, engine: Engine, deliveries: Deliveries, owner: Owner = NOBODY) -> None:
+    def __init__(
+        self, engine: Engine, deliveries: Deliveries, owner: Owner = NOBODY, salt: str = ""
+    ) -> None:
         self.on_events: Callable[[], None] = self._wake
         self._engine = engine
         self._deliveries = deliveries
         self._owner = owner
+        self._salt = salt
         self._waiter: asyncio.Future[None] | None = None
         self._mailbox: deque[ChoiceEvent] = deque()
         self._lock = threading.Lock()  # guards the three below
@@ -226,6 +230,7 @@ class Bridge:
                 n_probs=0 if n_top is None else max(n_top, 1),
                 post_sampling_probs=body.post_sampling_probs,
                 owner=self._owner,
+                salt=self._salt,
             )
             self._add_ticket(self._engine.submit(job))
 

@@ -35,6 +35,12 @@ def owner_of(request: web.Request) -> Owner:
     return Owner(client_of(request), next(_NUMBERS))
 
 
+def salt_of(request: web.Request) -> str:
+    """What divides prefixes of its key from those of others; "" if the key has no salt."""
+    key = request.get(KEY)
+    return key.name if key is not None and key.salt else ""
+
+
 def network_of(address: str) -> str:
     """The network of a client with this address: "127.0.0.1", "2001:db8::/64". "" is a unix
     socket."""

@@ -50,7 +50,7 @@ class ServerConfig(Options):
     port: int = option(
         8080, "--port", low=0, high=65535, help="port to listen on; 0: any free port"
     )
-    api_keys: Sequence[str] = option(
+    api_keys: Sequence[str | Key] = option(
         (),
         "--api-key",
         parse=parse_keys,
@@ -61,14 +61,14 @@ class ServerConfig(Options):
         help="API keys: clients need one, but not for GET /health, GET / and files of --path",
         default_text="",
     )
-    api_file_keys: Sequence[str] = option(
+    api_file_keys: Sequence[str | Key] = option(
         (),
         "--api-key-file",
         parse=read_keys,
         metavar="FILE",
         check=checked_keys,
         never_empty=True,
-        help="a file with one API key per line",
+        help="a file with one API key per line; FILE.toml: with names and limits",
         default_text="",
     )
     ssl_key_file: str = option(
@@ -218,7 +218,7 @@ class ServerConfig(Options):
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """All API keys."""
+        """All API keys, each with a name. Raises RequestError, see `named_keys`."""
         return named_keys((*self.api_keys, *self.api_file_keys))
 
     @property

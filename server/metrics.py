@@ -13,12 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ..runtime.embedder import Embedder
 from ..runtime.engine.counters import Counters
 from ..runtime.engine.engine import Engine
 from ..runtime.instance import Instance
+from .key_limits import KeyUse
 from .state import ServedModel, ServerState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,6 +68,7 @@ class Metrics:
                 yield from _pages(model)
                 yield from _texts(now)
             yield _buffers(model.context.buffer_bytes())
+            yield from _keys(self._state.key_limits.uses)
             self._before = now
 
 
@@ -192,6 +195,23 @@ def _texts(now: Counters) -> Iterator[Metric]:
         ("mask_wait_seconds", "Time that steps waited for masks", now.mask_wait_s),
     ):
         yield counter(f"lamella_{name}", text, value)
+
+
+def _keys(uses: Mapping[str, KeyUse]) -> Iterator[Metric]:
+    for name, text, kind, value in (
+        ("requests", "Requests of an API key", "counter", attrgetter("n_requests")),
+        ("refused", "Requests beyond the limits of an API key", "counter", attrgetter("n_refused")),
+        ("prompt_tokens", "Prompt tokens of an API key", "counter", attrgetter("n_prompt")),
+        (
+            "predicted_tokens",
+            "Generation tokens of an API key",
+            "counter",
+            attrgetter("n_predicted"),
+        ),
+        ("running", "Running requests of an API key", "gauge", attrgetter("n_running")),
+    ):
+        samples = [((key,), value(use)) for key, use in uses.items()]
+        yield Metric(f"lamella_key_{name}", text, kind, ("key",), samples)
 
 
 def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:

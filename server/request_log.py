@@ -26,6 +26,7 @@ from aiohttp.typedefs import Handler
 
 from ..base.log import get_logger
 from .bridge import Choice
+from .clients import KEY
 from .http_errors import ERROR_MESSAGE
 from .request_ids import REQUEST_ID
 from .state import STATE, ServerState
@@ -57,6 +58,7 @@ class RequestRecord:
         body: of the request, once it is read, if bodies are logged.
         end: how it ended, if the choices do not say it.
         id: the request's id.
+        key: the name of its API key; "" if the server has no keys.
     """
 
     method: str
@@ -69,6 +71,7 @@ class RequestRecord:
     body: bytes = b""
     end: str = ""
     id: str = ""
+    key: str = ""
     t_start: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
 
@@ -133,6 +136,8 @@ class RequestRecord:
             found |= {"prompt_tokens": self.n_text_tokens, "texts": self.n_texts}
         if self.complete is not None:
             found["complete"] = self.complete
+        if self.key:
+            found["key"] = self.key
         return found | {"end": self.reason, "id": self.id}
 
     def __str__(self) -> str:
@@ -151,6 +156,7 @@ class RequestRecord:
                 parts.append(f"{self.n_text_tokens / self.seconds:>5.0f} tok/s")
         else:
             parts.append(_duration(self.seconds))
+        parts.append(self.key)
         parts.append(self.reason)
         if self.complete is not None:
             parts[-1] += ", complete" if self.complete else ", incomplete"
@@ -219,6 +225,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         raise
     finally:
         record.seconds = time.perf_counter() - record.t_start
+        record.key = request[KEY].name if KEY in request else ""
         state = request.app[STATE]
         if state.config.request_log:
             _write(record, response, state)
@@ -231,7 +238,7 @@ def log_malformed(status: int, message: str, id: str) -> None:
 
 def _write(record: RequestRecord, response: web.StreamResponse | None, state: ServerState) -> None:
     path = record.path.removeprefix(state.config.prefix)
-    keys = [key.secret for key in state.config.keys]
+    keys = [key.key for key in state.keys]
     is_poll = state.model is None and record.status == 503  # until the model is loaded
     is_quiet = is_poll or path in QUIET_PATHS or record.method == "OPTIONS"
     log.log(logging.DEBUG if is_quiet else logging.INFO, record)

@@ -24,7 +24,7 @@ from .anthropic.body import MessagesBody
 from .anthropic.replies import MessageReplies
 from .bodies import work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
-from .clients import owner_of
+from .clients import owner_of, salt_of
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
@@ -110,7 +110,7 @@ def _own_paths(task: GenerationTask) -> Iterator[None]:
 async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamResponse:
     """Handle a request of an API."""
     model = text_model(request)
-    bridge = Bridge(model.engine, _deliveries(request, model), owner_of(request))
+    bridge = Bridge(model.engine, _deliveries(request, model), owner_of(request), salt_of(request))
     try:
         task, replies = await work_on_body(request, partial(_begin, api, bridge, model))
         if replies is None:

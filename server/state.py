@@ -19,6 +19,7 @@ from .bridge import Bridge, Deliveries
 from .config import ServerConfig
 from .draining import RunningRequests
 from .grammars import GrammarQueue
+from .key_limits import KeyLimits
 from .keys import KeyRing
 from .progress import LoadProgress
 from .responses.store import ResponseStore
@@ -42,6 +43,7 @@ class ServerState:
     ) -> None:
         self.config = config
         self.keys = KeyRing(config.keys)
+        self.key_limits = KeyLimits()
         self.model = model
         self.grammars: GrammarQueue | None = None  # once a request has a grammar
         self.deliveries: Deliveries | None = None  # once a request generates a text

@@ -144,6 +144,7 @@ class Job:
         n_probs: number of tokens at each position whose log-probabilities the sink gets; 0: none.
         post_sampling_probs: probabilities after the samplers, not the model's own.
         owner: the client and the request that it is for.
+        salt: only jobs of equal salts share prefixes.
     """
 
     prompt: tuple[int, ...]
@@ -154,6 +155,7 @@ class Job:
     n_probs: int = 0
     post_sampling_probs: bool = False
     owner: Owner = NOBODY
+    salt: str = ""
 
     @property
     def needs_logits(self) -> bool:

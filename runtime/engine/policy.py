@@ -43,6 +43,10 @@ class JobState(Protocol):
         """The client and the request that the job is for."""
 
     @property
+    def salt(self) -> str:
+        """Jobs share prefixes only with those of the same salt."""
+
+    @property
     def params(self) -> GenerationParams:
         """How the job runs."""
 
@@ -83,6 +87,7 @@ def prefix_is_coming(
     return job.params.cache_prompt and any(
         not other.decoding
         and other.params.cache_prompt
+        and other.salt == job.salt
         and other.n_done < end
         and len(other.tokens) >= end < len(job.tokens)
         and other.tokens[:end] == job.tokens[:end]

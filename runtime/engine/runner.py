@@ -235,12 +235,12 @@ class Runner:
         pool = self._context.pool
         if not ticket.params.cache_prompt:
             return pool.new_sequence()
-        seq = self.prefixes.find(ticket.tokens[:-1])
+        seq = self.prefixes.find(ticket.tokens[:-1], ticket.salt)
         fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
         n = policy.shared_length(seq.length, fits, pool.page_size)
         if n < seq.length:
             seq.free()
-            seq = self.prefixes.find(ticket.tokens[:n])
+            seq = self.prefixes.find(ticket.tokens[:n], ticket.salt)
         return seq
 
     # --- a step ---
@@ -464,6 +464,7 @@ class Runner:
                 ended=ended,
                 after=ticket.shared,
                 in_flight=ticket in self._in_flight,
+                salt=ticket.salt,
             )
 
 

@@ -35,6 +35,7 @@ class Ticket:
         "params",
         "paused",
         "post_sampling_probs",
+        "salt",
         "sampler",
         "seq",
         "settled",
@@ -60,6 +61,7 @@ class Ticket:
         self.matcher = matcher  # follows the grammar of the text; None if it is free
         self.thinking = thinking  # follows the reasoning of the text; None if it has none
         self.owner = job.owner
+        self.salt = job.salt
         self.params = job.params.generation
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs

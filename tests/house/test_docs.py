@@ -25,6 +25,7 @@ from house import ROOMS, read, room_sources
 from lamella.cli.main import parser
 from lamella.sched.assignment import CAUSES
 from lamella.server import routes, routes_embed, routes_generate
+from lamella.server.keys import read_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -173,6 +174,17 @@ def read_config(text: str) -> None:
             parser(words).parse_args(words)
 
 
+def read_toml(text: str) -> None:
+    """Read a file of API keys, or a config file."""
+    if "keys" not in tomllib.loads(text):
+        read_config(text)
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        read_keys(file.name)
+
+
 def read_unit(text: str) -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.read_string(text)
@@ -182,7 +194,7 @@ def read_unit(text: str) -> None:
 READERS: Final[dict[str, Callable[[str], object]]] = {
     "pycon": DocTestParser().get_examples,
     "python": ast.parse,
-    "toml": read_config,
+    "toml": read_toml,
     "json": json.loads,
     "yaml": yaml.safe_load,
     "ini": read_unit,

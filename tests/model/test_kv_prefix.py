@@ -48,8 +48,8 @@ class World:
         self.contents = [np.full(pool.n_cells_total, -1) for pool in pools]
         self.cursors = WeakKeyDictionary[KVSequence, Node]()
 
-    def find(self, tokens: Sequence[int]) -> KVSequence:
-        seq = self.tree.find(tokens)
+    def find(self, tokens: Sequence[int], salt: str = "") -> KVSequence:
+        seq = self.tree.find(tokens, salt)
         assert self.held(seq, tokens) == list(tokens[: seq.length])
         return seq
 
@@ -68,9 +68,11 @@ class World:
             if share:
                 self.share(seq, tokens[:end])
 
-    def share(self, seq: KVSequence, tokens: Sequence[int], *, ended: bool = False) -> None:
+    def share(
+        self, seq: KVSequence, tokens: Sequence[int], *, ended: bool = False, salt: str = ""
+    ) -> None:
         after = self.cursors.get(seq)
-        self.cursors[seq] = self.tree.insert(tokens, seq, ended=ended, after=after)
+        self.cursors[seq] = self.tree.insert(tokens, seq, ended=ended, after=after, salt=salt)
 
     def held(self, seq: KVSequence, tokens: Sequence[int]) -> list[int]:
         """Return the tokens in a sequence's cells; those of `tokens` that no window sees."""
@@ -114,6 +116,28 @@ def test_a_longer_prefix_replaces_a_shorter_one() -> None:
         assert len(w.tree) == -(-n // SIZE)
     assert w.run(0, 1) == 1  # found within a longer prefix
     assert len(w.tree) == 3
+
+
+def test_salts_share_nothing() -> None:
+    w = World(n_pages=8)
+    for salt, n_shared in (("", 0), ("a", 0), ("a", 7), ("", 7), ("b", 0)):
+        seq = w.find(range(7), salt)
+        assert seq.length == n_shared
+        w.extend(seq, range(8))
+        w.share(seq, range(8), ended=True, salt=salt)
+        seq.free()
+    assert len(w.tree) == 3 * 2
+
+
+def test_salts_without_prefixes_are_forgotten() -> None:
+    w = World(n_pages=8)
+    for n in range(100):
+        seq = w.find(range(7), f"salt {n}")
+        w.extend(seq, range(8))
+        w.share(seq, range(8), ended=True, salt=f"salt {n}")
+        seq.free()
+        assert w.find(range(9), f"other salt {n}").length == 0
+    assert len(w.tree) == 8 and len(w.tree._roots) <= 5
 
 
 def test_prefixes_with_equal_beginnings_share_pages() -> None:
@@ -364,7 +388,7 @@ def longest(tree: PrefixTree, tokens: list[int]) -> int:
 def usable(tree: PrefixTree, tokens: list[int]) -> tuple[int, int]:
     """Return the longest usable prefix in whole pages, and the longest of all."""
     aligned = most = 0
-    open_paths = [(tree._root, list[Node]())]
+    open_paths = [(tree._root(""), list[Node]())]
     while open_paths:
         node, before = open_paths.pop()
         path = [*before, node] if node.key else before

@@ -19,7 +19,7 @@ from lamella.runtime.engine.job import Result
 
 
 def nodes_of(engine: Engine) -> list[Node]:
-    found, unseen = [], [engine._runner.prefixes._root]
+    found, unseen = [], [engine._runner.prefixes._root("")]
     while unseen:
         node = unseen.pop()
         found.append(node)

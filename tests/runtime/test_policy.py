@@ -26,6 +26,7 @@ class State:
     paused: bool = False
     params: GenerationParams = GenerationParams()
     owner: Owner = Owner()
+    salt: str = ""
 
 
 def prompt(n: int, n_done: int = 0, *, settled: bool = False, **params: Any) -> State:
@@ -65,6 +66,7 @@ PAGE = 4
         (prompt(9), 0, True, [DECODING, State(range(9), decoding=True)], False),
         (prompt(9), 0, True, [DECODING, prompt(9)], True),
         # jobs that do not share
+        (prompt(9), 0, True, [State(range(9), salt="a")], False),
         (prompt(9, cache_prompt=False), 0, True, [prompt(9)], False),
         (prompt(9), 0, True, [prompt(9, cache_prompt=False)], False),
         (prompt(9, cache_prompt=False), 0, False, [prompt(9)], True),

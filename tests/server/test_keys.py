@@ -29,7 +29,7 @@ def test_keys_of_a_flag() -> None:
 @pytest.mark.parametrize("value", [("",), (" ",), ("one", ""), (1,), "", "secret", 7, None])
 def test_an_invalid_list_of_keys_is_refused(value: Any) -> None:
     for name in ("api_keys", "api_file_keys"):
-        with pytest.raises(RequestError, match=f"^{name} ") as caught:
+        with pytest.raises(RequestError, match=f"^(a key of )?{name} ") as caught:
             ServerConfig.make({name: value})
         assert "secret" not in str(caught.value)
 
@@ -45,7 +45,64 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_file_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_bytes("\ufeffone # not a comment\r\n # a comment\r\n\r\n two\r\n".encode())
-    assert read_keys(str(path)) == ("one # not a comment", "two")
+    assert [key.key for key in read_keys(str(path))] == ["one # not a comment", "two"]
+
+
+def toml(folder: Path, text: str) -> tuple[Key, ...]:
+    path = folder / "keys.toml"
+    path.write_text(text)
+    return read_keys(str(path))
+
+
+def test_a_toml_file_of_keys(tmp_path: Path) -> None:
+    one, two = toml(
+        tmp_path,
+        '[[keys]]\nname = "agents"\nkey = "a"\nrequests_per_minute = 60\nmax_running = 4\n'
+        'salt = true\n[[keys]]\nkey = "b"\n',
+    )
+    assert one == Key(name="agents", key="a", requests_per_minute=60, max_running=4, salt=True)
+    assert two == Key(key="b")
+    config = ServerConfig(api_keys=("c",), api_file_keys=(one, two))
+    assert [key.name for key in config.keys] == ["key 1", "agents", "key 3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no key"),
+        ("# none", "has no key"),
+        ("keys = []", "has no key"),
+        ("keys = 1", "keys: must be tables"),
+        ('keys = ["secret"]', "keys: must be tables"),
+        ('key = "secret"', "key: unknown key"),
+        ("[keys", "is not TOML"),
+        ("[[keys]]", r"\[\[keys\]\] number 1: key is empty"),
+        ('[[keys]]\nkey = "b"\n[[keys]]\nkey = " "', "number 2: key is empty"),
+        ("[[keys]]\nkey = 7", "number 1: key is empty or not a text"),
+        ('[[keys]]\nkey = "secret"\nnames = "x"', "unknown option 'names'; did you mean name?"),
+        ('[[keys]]\nkey = "secret"\nname = 1', "name is 1: must be a text"),
+        ('[[keys]]\nkey = "secret"\nmax_running = -1', "max_running is -1: must be 0 to"),
+        ('[[keys]]\nkey = "secret"\nsalt = 1', "salt is 1: must be True or False"),
+    ],
+)
+def test_invalid_toml_files(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        toml(tmp_path, text)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ((Key(key="a", name="x"), Key(key="b", name="x")), "two API keys have the name 'x'"),
+        ((Key(key="a"), Key(key="b", name="key 1")), "two API keys have the name 'key 1'"),
+        ((Key(key="a", name="x"), Key(key="a")), "the API key 'x' is listed twice"),
+        ((Key(key="a"), Key(key="a", max_running=1, name="y")), "the API key 'y' is listed twice"),
+    ],
+)
+def test_ambiguous_keys_are_refused(keys: tuple[Key, ...], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        named_keys(keys)
 
 
 @pytest.mark.parametrize("path", ["", "nowhere", "."])
@@ -56,20 +113,20 @@ def test_a_file_that_cannot_be_read_is_refused(path: str) -> None:
 
 def test_keys_have_numbers_for_names() -> None:
     config = ServerConfig(api_keys=("a", "b"), api_file_keys=("b", "c"))
-    assert [(key.name, key.secret) for key in config.keys] == [
+    assert [(key.name, key.key) for key in config.keys] == [
         ("key 1", "a"),
         ("key 2", "b"),
         ("key 3", "c"),
     ]
-    assert "secret" not in repr(Key(name="n", secret="secret"))
+    assert "secret" not in repr(Key(name="n", key="secret"))
 
 
 def test_a_key_is_found_among_all() -> None:
-    keys = named_keys(("one", "zwei", "drei\u00df"))
+    keys = named_keys(Key(key=text) for text in ("one", "zwei", "drei\u00df"))
     ring = KeyRing(keys)
     for key in keys:
-        assert ring.find([key.secret.encode()]) == key
-        assert ring.find([b"", key.secret.encode()]) == key
+        assert ring.find([key.key.encode()]) == key
+        assert ring.find([b"", key.key.encode()]) == key
     for wrong in (b"", b"on", b"one ", b"onee", b"\xff"):
         assert ring.find([wrong]) is None
     assert ring.find([]) is None and len(ring) == 3
@@ -93,5 +150,5 @@ def test_the_client_of_an_address(address: str, network: str) -> None:
 def test_a_client_is_its_key() -> None:
     request = make_mocked_request("GET", "/").clone(remote="10.0.0.9")
     assert client_of(request) == "10.0.0.9"
-    request[KEY] = Key(name="agents", secret="s")
+    request[KEY] = Key(name="agents", key="s")
     assert client_of(request) == "agents"

@@ -240,7 +240,7 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# mine\none\n\n two \n")
     config = ServerConfig(port=0, api_keys=("three",), api_file_keys=parse(str(path)))
-    secrets = [key.secret for key in config.keys]
+    secrets = [key.key for key in config.keys]
     assert secrets == ["three", "one", "two"]
     with running(config=config) as server:
         assert server.get("/props").status == 401

@@ -77,7 +77,7 @@ def test_the_line_of_a_chat(log: Log, stream: bool) -> None:
     record = log.of("/v1/chat/completions", CHAT | {"max_tokens": 9, "stream": stream})
     assert re.fullmatch(
         r"POST /v1/chat/completions 200  in +\d+ \(\d+ cached\) +out +9  "
-        r"ttft +\d+ ms +[\d.]+ tok/s  length  req_\w+",
+        r"ttft +\d+ ms +[\d.]+ tok/s  key 1  length  req_\w+",
         str(record),
     ), str(record)
     fields = record.as_dict()
@@ -260,4 +260,4 @@ def test_the_fields_of_a_request_without_a_generation(log: Log) -> None:
     assert fields.pop("ms") >= 0
     expected = {"message": "request", "method": "POST", "path": "/tokenize", "status": 200}
     assert fields.pop("id").startswith("req_")
-    assert fields == expected | {"end": ""}
+    assert fields == expected | {"end": "", "key": "key 1"}
