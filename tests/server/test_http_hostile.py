@@ -30,8 +30,8 @@ SLOW = {
 NESTED = '{"type":"array","items":' * 10_000 + "true" + "}" * 10_000
 
 HOSTILE: dict[str, dict[str, Any]] = {
-    "1 MB schema": {"json_schema": {"enum": ["x" * 20 + str(i) for i in range(45_000)]}},
-    "1 MB grammar": {"grammar": 'root ::= "a"' + " | [a-z]{3}" * 100_000},
+    "1 MB schema": {"json_schema": {"enum": ["x" * 20 + str(i) for i in range(33_000)]}},
+    "1 MB grammar": {"grammar": 'root ::= "a"' + " | [a-z]{3}" * 80_000},
     "nested GBNF": {"grammar": "root ::= " + "(" * 10_000 + '"a"'},
     "recursive Lark": {"grammar": "%llguidance {}\nstart: start"},
     "nested Lark": {"grammar": "%llguidance {}\nstart: " + "(" * 10_000},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lamella.base.errors import RequestError
-from lamella.server.parsing import MEANINGLESS, UNSUPPORTED, parse_body
+from lamella.server.parsing import MEANINGLESS, UNSUPPORTED, parse_body, parse_object
 from lamella.server.schema import (
     PARAMS,
     Body,
@@ -292,3 +292,11 @@ def test_no_field_is_in_two_tables() -> None:
 def test_bodies_of_the_small_routes(model: type[Body], raw: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         parse_body(model, raw)
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"prompt": "a", "prompt": "b"}', b'{"a": [{"prompt": 1, "prompt": 2}]}']
+)
+def test_repeated_names_are_refused(raw: bytes) -> None:
+    with pytest.raises(RequestError, match='"prompt" occurs twice in the same object'):
+        parse_object(raw)

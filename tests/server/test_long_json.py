@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lamella.server import long_json
-from lamella.server.long_json import parse_json
+from lamella.server.long_json import STRICT, parse_json
 
 DECODER = json.JSONDecoder()
 SCALARS: tuple[Any, ...] = (
@@ -67,12 +67,12 @@ def test_the_same_errors() -> None:
             )
         broken = "".join(text)
         try:
-            wanted = json.loads(broken)
-        except json.JSONDecodeError:
-            with pytest.raises(json.JSONDecodeError):
-                parse_json(broken, DECODER)
+            wanted = STRICT.decode(broken)
+        except ValueError:
+            with pytest.raises(ValueError, match=r"Expecting|Invalid|Extra|Unterminated|twice"):
+                parse_json(broken, STRICT)
         else:
-            assert parse_json(broken, DECODER) == wanted
+            assert parse_json(broken, STRICT) == wanted
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,25 @@ class CountedDecoder(json.JSONDecoder):
         return super().decode(s)
 
 
-def test_duplicate_names() -> None:
-    assert parse_json('{"a": [1], "a": [2, 3]}', DECODER) == {"a": [2, 3]}
+@pytest.mark.parametrize("n_long", [0, 1 << 20])
+@pytest.mark.parametrize("text", ['{"a": 1, "b": [], "a": 1}', '[{"b": {"c": 0, "a": 1, "a": 2}}]'])
+def test_repeated_names(monkeypatch: pytest.MonkeyPatch, text: str, n_long: int) -> None:
+    monkeypatch.setattr(long_json, "N_LONG", n_long)
+    with pytest.raises(ValueError, match='"a" occurs twice'):
+        parse_json(text, STRICT)
+
+
+def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_json, "N_VALUES_MAX", 10)
+    with pytest.raises(ValueError, match="more than 10 values"):
+        parse_json('{"a": [[], [], {}, {"b": [[]]}, [], [[], []]]}', STRICT)
+    text = json.dumps({"a": [[1, 2] * 50] * 3})
+    assert parse_json(text, STRICT) == json.loads(text), "runs of numbers count once"
+
+
+def test_deep_texts_are_refused() -> None:
+    with pytest.raises(RecursionError):
+        parse_json("[" * 100_000, STRICT)
 
 
 def test_long_lists_of_numbers_are_parsed_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
