@@ -42,6 +42,7 @@ class _Request:
     future: Vectors
     vectors: list[F32Array] = field(default_factory=list)
     n_taken: int = 0
+    t_submitted: float = field(default_factory=time.perf_counter)
 
 
 class Embedder:
@@ -192,6 +193,8 @@ class Embedder:
             lengths.append(len(request.texts[request.n_taken]))
             if self.context.n_fitting(lengths) < len(lengths):
                 break
+            if request.n_taken == 0:
+                self.counters.queue_seconds.add(time.perf_counter() - request.t_submitted)
             taken.append(request)
             request.n_taken += 1
             self._requests.rotate(-1)

@@ -54,6 +54,7 @@ _OPTIONAL: Final = {"br": HAS_BROTLI, "zstd": HAS_ZSTD}
 ENCODINGS: Final = ("gzip", "deflate", *(name for name, found in _OPTIONAL.items() if found))
 N_RETRY_SECONDS: Final = 2  # after which a client may try again, if it is not known better
 ERROR_MESSAGE: Final = web.ResponseKey("error_message", str)
+ERROR_TYPE: Final = web.ResponseKey("error_type", str)
 
 KEPT_HEADERS: Final = ("Accept-Encoding", "Allow", "WWW-Authenticate")  # of an exception
 
@@ -103,7 +104,7 @@ def error_response(error: BaseException, path: str = "", request_id: str = "") -
         status = shape.overloaded
     shaped = shape.body(error, body, request_id)
     response = web.json_response(shaped, status=status, headers=headers)
-    response[ERROR_MESSAGE] = body["error"]["message"]
+    response[ERROR_MESSAGE], response[ERROR_TYPE] = body["error"]["message"], body["error"]["type"]
     return response
 
 

@@ -9,19 +9,25 @@ slow to import, so it is imported at the first request. Tested by tests/server/t
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..runtime.embedder import Embedder
 from ..runtime.engine.counters import Counters
 from ..runtime.engine.engine import Engine
+from ..runtime.engine.histogram import Histogram
 from ..runtime.instance import Instance
 from .key_limits import KeyUse
+from .request_counts import RequestCounts
 from .state import ServedModel, ServerState
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric as Family
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,6 +40,14 @@ class Metric(NamedTuple):
     type: str
     labels: Sequence[str]
     samples: Sequence[tuple[Sequence[str], float]]
+
+
+class Distribution(NamedTuple):
+    """A histogram: its name and help."""
+
+    name: str
+    text: str
+    histogram: Histogram
 
 
 def counter(name: str, text: str, value: float) -> Metric:
@@ -56,7 +70,7 @@ class Metrics:
         """Prometheus' text format, 0.0.4. Rates are averages since the last call."""
         return _written(self._collected())
 
-    def _collected(self) -> Iterator[Metric]:
+    def _collected(self) -> Iterator[Metric | Distribution]:
         model = self._state.model
         if model is not None:
             now = replace(model.worker.counters)
@@ -69,33 +83,46 @@ class Metrics:
                 yield from _texts(now)
             yield _buffers(model.context.buffer_bytes())
             yield from _keys(self._state.key_limits.uses)
+            yield from _health(model.worker, self._state)
+            yield from _waits(now)
             self._before = now
+        yield from _ended(self._state.counts)
 
 
-def _written(metrics: Iterator[Metric]) -> bytes:
+def _written(metrics: Iterable[Metric | Distribution]) -> bytes:
     """The text of metrics."""
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - slow
-    from prometheus_client.core import (  # noqa: PLC0415
-        CounterMetricFamily,
-        GaugeMetricFamily,
-    )
     from prometheus_client.registry import Collector  # noqa: PLC0415
 
-    families: list[CounterMetricFamily | GaugeMetricFamily] = []
-    for one in metrics:
-        kind = CounterMetricFamily if one.type == "counter" else GaugeMetricFamily
-        family = kind(one.name, one.text, labels=one.labels)
-        for labels, value in one.samples:
-            family.add_metric(labels, value)
-        families.append(family)
+    families = [_family(one) for one in metrics]
 
     class Collected(Collector):
-        def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        def collect(self) -> Iterator[Family]:
             return iter(families)
 
     registry = CollectorRegistry()
     registry.register(Collected())
     return generate_latest(registry)
+
+
+def _family(one: Metric | Distribution) -> Family:
+    """A metric as prometheus-client has it."""
+    from prometheus_client.core import (  # noqa: PLC0415
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    if isinstance(one, Distribution):
+        buckets = [
+            ("+Inf" if bound == math.inf else str(bound), n) for bound, n in one.histogram.buckets()
+        ]
+        return HistogramMetricFamily(one.name, one.text, buckets, one.histogram.sum)
+    kind = CounterMetricFamily if one.type == "counter" else GaugeMetricFamily
+    family = kind(one.name, one.text, labels=one.labels)
+    for labels, value in one.samples:
+        family.add_metric(labels, value)
+    return family
 
 
 # --- llama-server's (tools/server/server-context.cpp, get_metrics) ---
@@ -222,6 +249,42 @@ def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:
         ("buffer_type", "usage"),
         list(sizes.items()),
     )
+
+
+def _health(worker: Engine | Embedder, state: ServerState) -> Iterator[Metric]:
+    pulse = worker.pulse
+    yield gauge(
+        "lamella_healthy", "1 if the engine works, as in GET /health", not state.engine_trouble
+    )
+    yield gauge("lamella_step_seconds", "Age of the running step; 0 if none runs", pulse.seconds)
+    yield counter("lamella_steps_failed", "Steps that failed as a whole", pulse.n_failed_total)
+
+
+def _waits(now: Counters) -> Iterator[Metric | Distribution]:
+    yield counter("lamella_prompts", "Evaluated prompts", now.n_prompts)
+    yield counter("lamella_prefix_hits", "Prompts of which the cache had a part", now.n_prefix_hits)
+    for name, text, found in (
+        ("queue", "Seconds from a request's arrival to its first step", now.queue_seconds),
+        ("inter_token", "Seconds between two tokens of a text", now.token_seconds),
+    ):
+        yield Distribution(f"lamella_{name}_seconds", text, found)
+
+
+def _ended(counts: RequestCounts) -> Iterator[Metric | Distribution]:
+    yield Metric(
+        "lamella_requests",
+        "Ended requests, by the path of the endpoint, the status, and how they ended",
+        "counter",
+        ("path", "status", "end"),
+        [((ended.path, str(ended.status), ended.end), n) for ended, n in counts.ended.items()],
+    )
+    for name, text, found in (
+        ("ttft_seconds", "Seconds from a request to its first token", counts.ttft),
+        ("request_seconds", "Seconds of requests that the model worked for", counts.seconds),
+        ("prompt_length", "Tokens of a request's prompts or texts", counts.n_prompt),
+        ("output_length", "Generated tokens of a request", counts.n_predicted),
+    ):
+        yield Distribution(f"lamella_{name}", text, found)
 
 
 def _ratio(a: float, b: float) -> float:

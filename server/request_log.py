@@ -27,7 +27,8 @@ from aiohttp.typedefs import Handler
 from ..base.log import get_logger
 from .bridge import Choice
 from .clients import KEY
-from .http_errors import ERROR_MESSAGE
+from .http_errors import ERROR_MESSAGE, ERROR_TYPE
+from .request_counts import Ended
 from .request_ids import REQUEST_ID
 from .state import STATE, ServerState
 from .writing import UnreadError, write_whole
@@ -57,6 +58,7 @@ class RequestRecord:
         n_texts, n_text_tokens: texts that get a vector or a score, and their tokens.
         body: of the request, once it is read, if bodies are logged.
         end: how it ended, if the choices do not say it.
+        kind: how it ended, in a word: see `request_counts.Ended`.
         id: the request's id.
         key: the name of its API key; "" if the server has no keys.
     """
@@ -70,6 +72,7 @@ class RequestRecord:
     n_text_tokens: int = 0
     body: bytes = b""
     end: str = ""
+    kind: str = "ok"
     id: str = ""
     key: str = ""
     t_start: float = field(default_factory=time.perf_counter)
@@ -208,16 +211,19 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         response = await handler(request)
         record.status = response.status
-        record.end = record.end or response.get(ERROR_MESSAGE, "")
+        if ERROR_MESSAGE in response:
+            record.end, record.kind = response[ERROR_MESSAGE], response[ERROR_TYPE]
         await write_whole(request, response)
         return response
     except UnreadError:
         record.status, record.end = record.status or 200, "timeout"
+        record.kind = record.end
         raise
     except (asyncio.CancelledError, ConnectionError):
         is_gone = request.transport is None or request.transport.is_closing()
         gone = request.get(CLOSED, "client disconnected")
         record.end = gone if is_gone else "the server is stopping"
+        record.kind = "disconnected" if is_gone else "stopping"
         has_begun = request.writer.output_size > 0
         if not has_begun:
             record.status = CLIENT_CLOSED if is_gone else 503
@@ -227,8 +233,23 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         record.seconds = time.perf_counter() - record.t_start
         record.key = request[KEY].name if KEY in request else ""
         state = request.app[STATE]
+        _count(record, request.match_info.route.resource, state)
         if state.config.request_log:
             _write(record, response, state)
+
+
+def _count(
+    record: RequestRecord, resource: web.AbstractResource | None, state: ServerState
+) -> None:
+    """Count an ended request."""
+    path = "other" if resource is None else resource.canonical.removeprefix(state.config.prefix)
+    counts = state.counts
+    counts.ended[Ended(path, record.status, record.kind)] += 1
+    if record.choices:
+        counts.add_work(record.seconds, record.n_prompt)
+        counts.add_generation(record.ttft, record.n_predicted)
+    elif record.n_texts:
+        counts.add_work(record.seconds, record.n_text_tokens)
 
 
 def log_malformed(status: int, message: str, id: str) -> None:

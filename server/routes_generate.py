@@ -203,7 +203,8 @@ async def _fail(
 ) -> None:
     """End a stream with an error."""
     body = status_and_body(error)[1]
-    record_of(request).end = body["error"]["message"]
+    record = record_of(request)
+    record.end, record.kind = body["error"]["message"], body["error"]["type"]
     await write(replies.bytes_of(replies.failure(body, request[REQUEST_ID])))
 
 

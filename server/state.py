@@ -22,6 +22,7 @@ from .grammars import GrammarQueue
 from .key_limits import KeyLimits
 from .keys import KeyRing
 from .progress import LoadProgress
+from .request_counts import RequestCounts
 from .responses.store import ResponseStore
 from .turns import Turns
 
@@ -52,6 +53,7 @@ class ServerState:
         self.lanes = [Turns() for _ in range(N_LANES)]  # of work on bodies
         self.readers = Turns(N_READERS, N_READERS_EACH)
         self.running = RunningRequests()
+        self.counts = RequestCounts()  # of ended requests
         self.progress = progress or LoadProgress()
 
     @property

@@ -7,8 +7,9 @@ Knows no names of metrics. Tested by tests/server/test_metrics.py.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .histogram import Histogram, of_seconds
 from .ticket import Ticket
 
 
@@ -22,7 +23,9 @@ class Counters:
     requests of each of the `n_steps` steps. `n_tokens_max` is the length of the longest request.
     `n_reasoning` are the predicted tokens of reasoning. `n_constrained` counts ended requests with
     a grammar, and `n_masks` the masks of allowed tokens, one for each token. `mask_s` is the time
-    that masks took, and `mask_wait_s` the part of it that steps waited for.
+    that masks took, and `mask_wait_s` the part of it that steps waited for. `n_prompts` counts
+    prompts, and `n_prefix_hits` those of which the cache had a part. The histograms are of the
+    seconds from a request's arrival to its first step, and of those between two of its tokens.
     """
 
     n_prompt: int = 0
@@ -38,15 +41,25 @@ class Counters:
     n_masks: int = 0
     mask_s: float = 0.0
     mask_wait_s: float = 0.0
+    n_prompts: int = 0
+    n_prefix_hits: int = 0
+    queue_seconds: Histogram = field(default_factory=of_seconds)
+    token_seconds: Histogram = field(default_factory=of_seconds)
 
     def stepped(self, n_busy: int) -> None:
         """Count one computed step with `n_busy` running requests."""
         self.n_steps += 1
         self.n_busy += n_busy
 
+    def started(self, ticket: Ticket, now: float) -> None:
+        """Count the wait of a request whose first step begins."""
+        self.queue_seconds.add(now - ticket.t_submitted)
+
     def prompt_done(self, ticket: Ticket) -> None:
         """Count an evaluated prompt; `t_first` must be set."""
         n_prompt = ticket.n_prompt
+        self.n_prompts += 1
+        self.n_prefix_hits += ticket.n_cached > 0
         self.n_prompt += n_prompt - ticket.n_cached
         self.n_cached += ticket.n_cached
         self.prompt_s += ticket.t_first - ticket.t_start

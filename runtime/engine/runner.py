@@ -211,7 +211,10 @@ class Runner:
                 continue  # if it failed, the shared prefix is shorter now
             self._queue.start(ticket)
             self.running.append(ticket)
-            ticket.enter(seq, time.perf_counter(), self.n_ctx)
+            now = time.perf_counter()
+            if not ticket.t_start:
+                self.counters.started(ticket, now)
+            ticket.enter(seq, now, self.n_ctx)
             if self.prefixes.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
             self._guard(ticket, partial(context.append, seq, n_new))
@@ -338,10 +341,14 @@ class Runner:
         self, plan: BatchPlan, rows: Rows, masks: Mapping[Ticket, Mask]
     ) -> Sequence[Sampled]:
         """Sample the tokens of all outputs."""
+        now = time.perf_counter()
         for ticket in plan.outputs:
             if ticket.t_first == 0:
-                ticket.t_first = time.perf_counter()
+                ticket.t_first = now
                 self.counters.prompt_done(ticket)
+            else:
+                self.counters.token_seconds.add(now - ticket.t_last)
+            ticket.t_last = now
         samplers = [ticket.sampler for ticket in plan.outputs]
         each = [masks.get(ticket) for ticket in plan.outputs] if masks else None
         return self._sampler.sample(samplers, rows, each)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ...model.guide import Matcher
 from ...model.kv_prefix import Node
 from ...model.kv_sequence import KVSequence
@@ -43,7 +45,9 @@ class Ticket:
         "sink",
         "t_end",
         "t_first",
+        "t_last",
         "t_start",
+        "t_submitted",
         "thinking",
         "tokens",
         "truncated",
@@ -80,8 +84,9 @@ class Ticket:
         self.truncated = False
         self.settled = False  # finished, failed or cancelled
         self.paused = False  # gets no tokens, as its reader is slow
-        # time.perf_counter at the first chunk, the first token and the end; 0: not yet
-        self.t_start = self.t_first = self.t_end = 0.0
+        # time.perf_counter at the first chunk, the first and the last token, the end; 0: not yet
+        self.t_start = self.t_first = self.t_last = self.t_end = 0.0
+        self.t_submitted = time.perf_counter()
 
     @property
     def n_predicted(self) -> int:

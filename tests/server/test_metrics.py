@@ -25,6 +25,10 @@ from lamella.runtime.open import open_instance
 from lamella.server.config import ServerConfig
 
 WITH_METRICS = ServerConfig(port=0, metrics=True)
+HISTOGRAMS = (
+    *("lamella_ttft_seconds", "lamella_inter_token_seconds", "lamella_queue_seconds"),
+    *("lamella_request_seconds", "lamella_prompt_length", "lamella_output_length"),
+)
 Samples = dict[str, float]
 
 
@@ -63,7 +67,7 @@ def test_metrics_need_a_key() -> None:
 
 def test_names_of_metrics(server: RunningServer) -> None:
     before = time.time()
-    assert set(scrape(server)) == {
+    assert {name for name in scrape(server) if "_bucket{" not in name} == {
         "llamacpp:prompt_tokens_total",
         "llamacpp:prompt_tokens_cached_total",
         "llamacpp:prompt_seconds_total",
@@ -85,6 +89,12 @@ def test_names_of_metrics(server: RunningServer) -> None:
         "lamella_masks_total",
         "lamella_mask_seconds_total",
         "lamella_mask_wait_seconds_total",
+        "lamella_healthy",
+        "lamella_step_seconds",
+        "lamella_steps_failed_total",
+        "lamella_prompts_total",
+        "lamella_prefix_hits_total",
+        *(f"{name}_{part}" for name in HISTOGRAMS for part in ("count", "sum")),
     }
     started = int(server.get("/metrics").headers["process-start-time-unix"])
     assert before - WAIT_S <= started <= before
@@ -100,6 +110,7 @@ def test_types(server: RunningServer) -> None:
 def test_counters_begin_at_zero(server: RunningServer) -> None:
     found = scrape(server)
     pages = found.pop("lamella_kv_pages{group=full}")
+    assert found.pop("lamella_healthy") == 1
     assert pages == found.pop("lamella_kv_pages_free{group=full}") == 128
     assert set(found.values()) == {0.0}
 
