@@ -113,6 +113,12 @@ STRICT = Switch(
     "1 raises an error for silent problems: compute memory that moves, a graph built again, "
     "results from memory that was never written.",
 )
+CORE_DUMPS = Switch(
+    "LAMELLA_CORE_DUMPS",
+    0,
+    "1 lets a server that crashes dump its memory, as the system's limits allow; it has prompts "
+    "and keys in it.",
+)
 ISA = TextSwitch(
     "LAMELLA_ISA",
     "Instruction set of CPU kernels: avx512_vnni, avx512, avx2_vnni, avx2, neon_i8mm, "

@@ -6,6 +6,7 @@ import argparse
 from typing import Final
 
 from ..base.background import begin
+from ..base.crashes import prepare_for_crashes
 from ..base.log import get_logger
 from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.params import ModelParams
@@ -42,6 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Serve until a signal. Return the exit status."""
+    prepare_for_crashes()
     # invalid values must be reported before a download
     defaults = request_defaults(args)
     config = ServerConfig.make(given(args, ServerConfig))

@@ -127,6 +127,17 @@ def shown_commands() -> Iterator[tuple[str, list[str]]]:
                     yield str(document.relative_to(ROOT)), words
 
 
+def test_files_for_deployment_can_be_read() -> None:
+    """The unit and the image start a server with valid flags."""
+    unit = (ROOT / "docs" / "deploy" / "lamella.service").read_text("utf-8")
+    read_unit(unit)
+    image = (ROOT / "docs" / "deploy" / "Dockerfile").read_text("utf-8")
+    found = [*commands(unit), *map(json.loads, re.findall(r"^CMD (.*)$", image, re.MULTILINE))]
+    assert len(found) == 2
+    for words in found:
+        assert parser(words).parse_args(words)
+
+
 def test_commands_are_found() -> None:
     text = """$ lamella run MODEL "a b" -n 4 | head  # two words
 A=1 lamella serve \\
