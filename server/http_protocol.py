@@ -16,7 +16,13 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import BadHttpMethod, ContentEncodingError, LineTooLong
+from aiohttp.http_exceptions import (
+    BadHttpMessage,
+    BadHttpMethod,
+    ContentEncodingError,
+    HttpProcessingError,
+    LineTooLong,
+)
 
 from .accepting import Acceptor
 from .connections import Connection, Connections
@@ -79,6 +85,7 @@ class _Server(web.Server):
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol = cast(_Protocol, request.protocol)
         with self.table.request(protocol.connection):
+            _check_headers(request)
             return cast(web.StreamResponse, await self._answer_app(request))
 
 
@@ -151,6 +158,23 @@ class _Protocol(web.RequestHandler):
         return response
 
 
+class _ExpectError(HttpProcessingError):
+    code = 417
+
+
+def _check_headers(request: web.BaseRequest) -> None:
+    """Check the headers that aiohttp handles before any route.
+
+    Raises:
+        HttpProcessingError: one of them is invalid.
+    """
+    expect = request.headers.get("Expect", "100-continue")
+    if expect.lower() != "100-continue":
+        raise _ExpectError(message=f"Expect must be 100-continue, found {expect!r}")
+    if not request.headers.get("Host", "").isascii():
+        raise BadHttpMessage("Host must be ASCII")
+
+
 def short_reply(status: HTTPStatus, message: str, headers: Mapping[str, str]) -> bytes:
     """The whole reply of a connection that is closed after it."""
     body = json.dumps(error_body(status, message)).encode()
@@ -174,6 +198,8 @@ def status_and_message(status: int, error: BaseException | None) -> tuple[int, s
             return 431, f"the path or a header is too long: the limit is {error.args[1]} bytes"
         case BadHttpMethod() if "HTTPS" in str(error):
             return 400, "this port speaks HTTP: use http://, or start the server with TLS"
+    if isinstance(error, HttpProcessingError):
+        status = error.code
     if status >= 500:
         return status, "internal error: the server's log has the details"
     cause = one_line(str(getattr(error, "message", "")).strip().partition("\n")[0])

@@ -76,6 +76,68 @@ def test_malformed_http(
     assert (record.status, record.end) == (status, error["message"])
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"Expect: \xff\xfe", 417),
+        (b"Expect: 200-ok", 417),
+        (b"Host: \xff", 400),
+        (b"Host: \xc3\xa4.example", 400),
+        (b"X-Other: \xff", 200),
+        (b"Accept: \xff", 200),
+        (b"Authorization: Bearer \xff", 200),
+        (b"Content-Type: \xff; charset=\xff", 200),
+        (b"Content-Encoding: \xff", 415),
+        (b"Origin: \xff", 403),
+        (b"Upgrade: \xff", 200),
+        (b"X-Request-Id: \xff", 200),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/nothing"])
+def test_headers_that_are_not_utf8(
+    server: RunningServer,
+    line: bytes,
+    status: int,
+    path: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = b"" if line.startswith(b"Host") else b"Host: localhost\r\n"
+    body = b'{"content": "a"}'
+    head = b"POST %b HTTP/1.1\r\nConnection: close\r\n" % path.encode()
+    lines = b"%b%b\r\nContent-Length: %d\r\n\r\n" % (host, line, len(body))
+    reply = exchange(server, head + lines + body)
+    found = int(reply.split()[1])
+    if path == "/tokenize" or status in (400, 403, 417):
+        assert found == status
+    else:
+        assert found == 404
+    if found != 200:
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == found
+    assert [r for r in caplog.records if r.exc_info] == []
+
+
+def test_an_expected_continue_comes_before_the_body(server: RunningServer) -> None:
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)) as client:
+        body = b'{"content": "a"}'
+        client.sendall(post(body, "Expect: 100-Continue", "Connection: close")[: -len(body)])
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_half_closed_connection_counts_as_disconnected(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lamella.server")
+    body = json.dumps({"prompt": "a", "n_predict": 100_000, "ignore_eos": True}).encode()
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)) as client:
+        client.sendall(head + body)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(100) == b""
+
+
 def post(body: bytes, *headers: str) -> bytes:
     lines = ["POST /tokenize HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join((*lines, "", "")).encode() + body

@@ -44,9 +44,7 @@ def test_pages_of_this_machine_and_programs_are_answered(server: RunningServer) 
         assert completion(server, **headers).status == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["page.example", "localhost.example:80", "10.0.0.1", "", "[", "\xe4"]
-)
+@pytest.mark.parametrize("host", ["page.example", "localhost.example:80", "10.0.0.1", "", "["])
 def test_other_names_are_refused_on_loopback(server: RunningServer, host: str) -> None:
     for method in METHODS:
         assert server.call(method, "/v1/models", None, {"Host": host}).status == 403
