@@ -10,12 +10,12 @@ from __future__ import annotations
 import queue
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..base.errors import LamellaError, RequestError
 from ..model.guide import GrammarSpec
-from ..model.sampling import Logprobs, TokenLogprob
+from ..model.sampling import Logprobs
 from ..model.vocab import Vocab
 from .engine.engine import Engine
 from .engine.job import Job, Result, StopType
@@ -24,31 +24,13 @@ from .engine.ticket import Ticket
 from .params import RequestParams
 
 
-@dataclass(frozen=True, slots=True)
-class TokenProb:
-    """A token and the natural logarithm of its probability."""
-
-    id: int
-    token: str  # U+FFFD for bytes that are not valid UTF-8
-    raw: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenProbs:
-    """The chosen token, and the most likely tokens at its position, best first."""
-
-    chosen: TokenProb
-    top: tuple[TokenProb, ...]
-
-
 class Piece(NamedTuple):
     """Final text, and the tokens that begin in it. There is one for each token, so it is a tuple:
     they are made fast."""
 
     text: str
     tokens: tuple[int, ...]
-    probs: tuple[TokenProbs, ...] = ()  # one per token if the job requests them
+    probs: tuple[Logprobs, ...] = ()  # one per token if the job requests them
 
 
 TextEvent = Piece | Result | LamellaError
@@ -115,7 +97,7 @@ class TextSink:
         self._decoder = vocab.stream(shown)
         self._text = ""  # held back
         # tokens not emitted yet: where in _text each begins
-        self._tokens: list[tuple[int, int, TokenProbs | None]] = []
+        self._tokens: list[tuple[int, int, Logprobs | None]] = []
         self._stopping_word = ""
 
     def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
@@ -130,8 +112,7 @@ class TextSink:
         if text and not is_held_back and logprobs is None and not self._finder.may_begin(text):
             self._emit(Piece(text, (token,)))  # most tokens
             return True
-        probs = None if logprobs is None else self._token_probs(logprobs)
-        self._tokens.append((len(self._text), token, probs))
+        self._tokens.append((len(self._text), token, logprobs))
         return self._push(text)
 
     def finished(self, result: Result) -> None:
@@ -163,7 +144,7 @@ class TextSink:
             self._send(n, tuple(t for t in self._tokens if t[0] < n))
         return found is None
 
-    def _send(self, n: int, tokens: tuple[tuple[int, int, TokenProbs | None], ...]) -> None:
+    def _send(self, n: int, tokens: tuple[tuple[int, int, Logprobs | None], ...]) -> None:
         if n == 0 and not tokens:
             return
         probs = tuple(p for _, _, p in tokens if p is not None)
@@ -171,13 +152,6 @@ class TextSink:
         self._text = self._text[n:]
         self._tokens = [(begin - n, t, p) for begin, t, p in self._tokens[len(tokens) :]]
         self._emit(piece)
-
-    def _token_probs(self, found: Logprobs) -> TokenProbs:
-        return TokenProbs(self._token_prob(found.chosen), tuple(map(self._token_prob, found.top)))
-
-    def _token_prob(self, found: TokenLogprob) -> TokenProb:
-        raw = self._vocab.piece(found.id, special=True)
-        return TokenProb(found.id, raw.decode("utf-8", "replace"), raw, found.logprob)
 
 
 class Generation:

@@ -23,13 +23,14 @@ from typing import Final, NamedTuple
 
 from ..base.errors import LamellaError
 from ..model.chat.message import ChatMessage, Delta
+from ..model.sampling import Logprobs
 from ..runtime.chat import Parser
 from ..runtime.engine.engine import Engine
 from ..runtime.engine.job import Job, Result, Timings
 from ..runtime.engine.shares import NOBODY, Owner
 from ..runtime.engine.ticket import Ticket
 from ..runtime.params import RequestParams
-from ..runtime.text import Piece, TextSink, TokenProbs
+from ..runtime.text import Piece, TextSink
 from .tasks import GenerationTask
 
 N_EVENTS_MAX: Final = 32  # events that one read returns
@@ -65,7 +66,7 @@ class Choice:
     parser: Parser | None = None
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    probs: list[TokenProbs] = field(default_factory=list)
+    probs: list[Logprobs] = field(default_factory=list)  # of a reply that is not streamed
     result: Result | None = None
     n_cached: int = 0  # prompt tokens taken from the cache; 0 until it is known
     # seconds of time.perf_counter; the prompt ends with the first token
@@ -85,8 +86,6 @@ class Choice:
             self.t_first = self.t_first or t
             self.texts.append(event.text)
             self.tokens += event.tokens
-            if event.probs:
-                self.probs += event.probs
             return [] if self.parser is None else self.parser.push(event.text)
         if type(event) is Result:
             self.result = event

@@ -18,12 +18,14 @@ from importlib.metadata import version
 from typing import Any, Final, TypeGuard
 
 from ..model.chat.message import Delta
-from ..model.sampling import SamplingParams
+from ..model.sampling import Logprobs, SamplingParams
 from ..runtime.engine.job import Result
 from ..runtime.instance import Instance
 from ..runtime.params import GenerationParams, RequestParams
-from ..runtime.text import Piece, TokenProb, TokenProbs
+from ..runtime.text import Piece
 from .bridge import Choice, Event, Progress
+from .json_pieces import JsonPart, json_list, json_texts, pieces
+from .prob_texts import ProbTexts
 from .schema import GenerationBody
 from .sse import GAP, PING, Template, event_bytes, json_text, numbers_text
 from .tasks import GenerationTask
@@ -38,6 +40,7 @@ class Replies(ABC):
 
     ends_with_done = True  # a stream ends with [DONE]
     names_events = False  # the name of each event, its `type`, is before it in a stream
+    probs_have_ids = True  # probabilities have llama.cpp's ids
 
     def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
         self.model = model
@@ -45,6 +48,12 @@ class Replies(ABC):
         self.body = task.body
         self.choices = choices
         self.id = self.new_id()
+        self.probs = ProbTexts(
+            model.vocab,
+            self.body.n_top_probs or 0,
+            post_sampling=self.body.post_sampling_probs,
+            has_ids=self.probs_have_ids,
+        )
 
     def new_id(self) -> str:
         """A random id of a reply."""
@@ -80,7 +89,8 @@ class Replies(ABC):
 
     def collect(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> None:
         """Take an event of a reply that is not streamed. The choices have what most APIs need."""
-        return
+        if type(event) is Piece:
+            choice.probs += event.probs
 
     @abstractmethod
     def last_chunks(self) -> Iterator[Json]:
@@ -91,9 +101,13 @@ class Replies(ABC):
         `request_id` the request's."""
         yield error
 
+    def pieces(self) -> Iterator[bytes]:
+        """The reply without a stream, in pieces, after all choices are finished."""
+        return pieces(json_texts(self.whole()))
+
     @abstractmethod
-    def whole(self) -> Json | list[Json]:
-        """The reply without a stream, after all choices are finished."""
+    def whole(self) -> Json | JsonPart:
+        """The value of `pieces`. Its long lists are `JsonPart`s."""
 
     def is_plain(self, event: Event) -> TypeGuard[Piece]:
         """True for a piece of text without probabilities and timings: most events."""
@@ -122,16 +136,6 @@ class Replies(ABC):
         ]
         return {"constraint": {"complete": result.complete, "loosened": loosened}}
 
-    def probs(self, probs: Sequence[TokenProbs]) -> list[Json]:
-        """The probabilities of tokens, in llama.cpp's shape."""
-        post = self.body.post_sampling_probs
-        n_top = self.body.n_top_probs or 0
-        return [
-            _prob(at.chosen, post)
-            | {"top_probs" if post else "top_logprobs": [_prob(p, post) for p in at.top[:n_top]]}
-            for at in probs
-        ]
-
 
 class NativeReplies(Replies):
     """POST /completion."""
@@ -142,6 +146,7 @@ class NativeReplies(Replies):
         super().__init__(model, task, choices)
         # the last chunks repeat them
         self.prompts = [model.vocab.detokenize(prompt, special=True) for prompt in task.prompts]
+        self._same_settings = generation_settings(self.body, task.params)  # but for the seed
         self._templates: dict[int, Template] = {}  # of a piece of each choice
 
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
@@ -154,7 +159,7 @@ class NativeReplies(Replies):
             text, tokens = event.text, list(event.tokens)
         chunk = self._piece(choice, text, tokens, len(choice.tokens))
         if isinstance(event, Piece) and event.probs:
-            chunk["completion_probabilities"] = self.probs(event.probs)
+            chunk["completion_probabilities"] = self.probs.listed(event.probs)
         yield chunk | self.extras(choice, event)
 
     def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
@@ -182,14 +187,14 @@ class NativeReplies(Replies):
         """See `Replies.last_chunks`."""
         yield from ()
 
-    def whole(self) -> Json | list[Json]:
+    def whole(self) -> Json | JsonPart:
         """See `Replies.whole`; one object for one text, a list for several."""
-        finals = [
+        finals = (
             self._final(choice, choice.result, streamed=False)
             for choice in self.choices
             if choice.result is not None
-        ]
-        return finals[0] if len(finals) == 1 else finals
+        )
+        return next(finals) if len(self.choices) == 1 else json_list(map(json_texts, finals))
 
     def _final(self, choice: Choice, result: Result, *, streamed: bool) -> Json:
         body = self.body
@@ -202,7 +207,7 @@ class NativeReplies(Replies):
             "model": self.model.alias,
             "tokens_predicted": result.n_predicted,
             "tokens_evaluated": result.n_prompt,
-            "generation_settings": generation_settings(body, choice.params, result.seed),
+            "generation_settings": self._settings(choice, result.seed),
             "prompt": self.prompts[choice.index // self.body.n_choices],
             "has_new_line": "\n" in choice.text,
             "truncated": result.truncated,
@@ -214,8 +219,12 @@ class NativeReplies(Replies):
             **self.constraint(result),
         }
         if choice.probs and not streamed:
-            final["completion_probabilities"] = self.probs(choice.probs)
+            final["completion_probabilities"] = self.probs.listed(choice.probs)
         return _selected(final, body.response_fields) if body.response_fields else final
+
+    def _settings(self, choice: Choice, seed: int) -> Json:
+        """The settings in a final: all of them once, as those of the choices differ in the seed."""
+        return (self._same_settings if choice.index == 0 else {}) | {"seed": seed}
 
 
 class OpenAIReplies(Replies):
@@ -228,7 +237,7 @@ class OpenAIReplies(Replies):
         super().__init__(model, task, choices)
         self.created = int(time.time())
 
-    def envelope(self, choices: list[Json], *, chunk: bool) -> Json:
+    def envelope(self, choices: list[Json] | JsonPart, *, chunk: bool) -> Json:
         """An object with these `choices`."""
         return {
             "choices": choices,
@@ -248,9 +257,10 @@ class OpenAIReplies(Replies):
         """The `timings` of the first choice, as in llama-server."""
         return {"timings": self.choices[0].timings().as_dict()}
 
-    def whole(self) -> Json | list[Json]:
+    def whole(self) -> Json:
         """See `Replies.whole`."""
-        reply = self.envelope([self.finished(choice) for choice in self.choices], chunk=False)
+        choices = json_list(json_texts(self.finished(choice)) for choice in self.choices)
+        reply = self.envelope(choices, chunk=False)
         return reply | {"usage": self.usage()} | self.end_timings()
 
     @abstractmethod
@@ -270,9 +280,9 @@ class OpenAIReplies(Replies):
             "prompt_tokens_details": {"cached_tokens": sum(result.n_cached for result in firsts)},
         }
 
-    def logprobs(self, probs: Sequence[TokenProbs]) -> Json | None:
+    def logprobs(self, probs: Sequence[Logprobs]) -> Json | None:
         """OpenAI's name with llama.cpp's content; None if not requested."""
-        return {"content": self.probs(probs)} if probs else None
+        return {"content": self.probs.listed(probs)} if probs else None
 
 
 class CompletionReplies(OpenAIReplies):
@@ -312,7 +322,7 @@ class CompletionReplies(OpenAIReplies):
         return ended | self.constraint(choice.result)
 
     def _choice(
-        self, choice: Choice, text: str, probs: Sequence[TokenProbs], reason: str | None
+        self, choice: Choice, text: str, probs: Sequence[Logprobs], reason: str | None
     ) -> Json:
         return {
             "text": text,
@@ -322,18 +332,10 @@ class CompletionReplies(OpenAIReplies):
         }
 
 
-def generation_settings(
-    body: GenerationBody, params: RequestParams, seed: int | None = None
-) -> Json:
-    """The settings of a request, as the reply reports them. `seed` is the seed in use."""
+def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
+    """The settings of a request, as the reply reports them."""
     settings = _fields_of(params.sampling) | _fields_of(params.generation)
-    # JSON has no infinity: `false`, as in requests
-    settings["logit_bias"] = [
-        {"token": token, "bias": bias if math.isfinite(bias) else False}
-        for token, bias in params.sampling.logit_bias
-    ]
-    if seed is not None:
-        settings["seed"] = seed
+    settings["logit_bias"] = JsonPart([_biases_text(params.sampling.logit_bias)])
     grammar = params.grammar
     settings |= {"grammar": grammar.grammar, "regex": grammar.regex}
     settings["json_schema"] = grammar.json_schema
@@ -352,9 +354,11 @@ def _fields_of(options: SamplingParams | GenerationParams) -> Json:
     return {field.name: getattr(options, field.name) for field in fields(options)}
 
 
-def _prob(prob: TokenProb, post_sampling: bool) -> Json:
-    value = {"prob": math.exp(prob.logprob)} if post_sampling else {"logprob": prob.logprob}
-    return {"id": prob.id, "token": prob.token, "bytes": list(prob.raw), **value}
+def _biases_text(biases: Iterable[tuple[int, float]]) -> bytes:
+    """Biases as in llama-server. JSON has no infinity: `false`, as in requests."""
+    numbers = ((token, repr(b) if math.isfinite(b) else "false") for token, b in biases)
+    texts = (f'{{"token":{token},"bias":{number}}}' for token, number in numbers)
+    return f"[{','.join(texts)}]".encode()
 
 
 def _selected(final: Json, fields: Sequence[str]) -> Json:

@@ -12,15 +12,11 @@ import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
 
 import numpy as np
 
 from ..base.json_floats import F32Array, json_row
 from .replies import Json
-
-N_PIECE: Final = 128 * 1024  # bytes of a piece, at least, but for the last one
-
 
 Blocks = Iterable[F32Array]  # vectors [n, n_out], a block of texts after another
 
@@ -86,20 +82,6 @@ def sigmoid(logits: F32Array) -> F32Array:
     """1 / (1 + exp(-x)), without overflow."""
     found: F32Array = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64))).astype(np.float32)
     return found
-
-
-def pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of at least `N_PIECE`; the last piece may be shorter."""
-    waiting: list[bytes] = []
-    n = 0
-    for text in texts:
-        waiting.append(text)
-        n += len(text)
-        if n >= N_PIECE:
-            yield b"".join(waiting)
-            waiting, n = [], 0
-    if waiting:
-        yield b"".join(waiting)
 
 
 def _encoded(blocks: Blocks, *, is_base64: bool) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from ..runtime.instance import EmbeddingInstance, Instance
 from .bodies import work_on_body
 from .draining import STOPPING
 from .http_errors import unavailable
+from .json_pieces import json_texts
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import request_params, tokenize_parts, with_defaults
@@ -219,8 +220,8 @@ async def models(request: web.Request) -> web.Response:
 
 def json_response(body: object) -> web.Response:
     """`body` as JSON. Raises ValueError for NaN and infinity: JSON has neither."""
-    text = json.dumps(body, allow_nan=False)
-    return web.Response(text=text, content_type="application/json")
+    text = b"".join(json_texts(body))
+    return web.Response(body=text, content_type="application/json", charset="utf-8")
 
 
 def _tokenize(vocab: Vocab, raw: bytes) -> web.Response:

@@ -26,12 +26,13 @@ from ..runtime.instance import EmbeddingInstance
 from . import replies_embed as replies
 from .bodies import work_on_body
 from .embed_inputs import input_tokens, pair_tokens
+from .json_pieces import pieces
 from .parsing import parse_body
 from .prompts import check_model
 from .request_log import record_of
 from .routes import embedding_model, loaded_model
 from .schema_embed import EmbeddingBody, InputsBody, Named, RerankBody, TeiEmbedBody
-from .writing import time_limit
+from .writing import json_reply
 
 N_BLOCK: Final = 256  # texts whose vectors are normalized together
 
@@ -94,7 +95,7 @@ class Prepared:
                 raise web.HTTPInternalServerError(
                     text=f"the model's vector of {self.named.place(i)} has NaN or infinity"
                 )
-        yield from replies.pieces(self.reply(vectors, self.n_tokens))
+        yield from pieces(self.reply(vectors, self.n_tokens))
 
 
 # parses a body and submits its texts; runs in a thread
@@ -214,7 +215,7 @@ async def _embed(prepare: Preparation, request: web.Request) -> web.StreamRespon
         record = record_of(request)
         record.n_texts, record.n_text_tokens = len(prepared.named.inputs), prepared.n_tokens
         vectors = await submission.vectors()
-        return await _answer(request, prepared.pieces(vectors))
+        return await json_reply(request, prepared.pieces(vectors))
     finally:
         submission.close()
 
@@ -224,25 +225,6 @@ async def _tei(request: web.Request) -> web.StreamResponse:
     model = loaded_model(request)
     is_ranker = isinstance(model, EmbeddingInstance) and model.ranks
     return await _embed(prepare_rerank if is_ranker else prepare_tei, request)
-
-
-async def _answer(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """The reply. A long one is written here, piece by piece, so that memory holds few of them."""
-    first, second = await asyncio.to_thread(lambda: (next(pieces), next(pieces, b"")))
-    if not second:
-        return web.Response(body=first, content_type="application/json", charset="utf-8")
-    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-    await response.prepare(request)
-    await _write(request, response, first)
-    while second:
-        await _write(request, response, second)
-        second = await asyncio.to_thread(next, pieces, b"")
-    return response
-
-
-async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    async with time_limit(request):
-        await response.write(data)
 
 
 def _route(prepare: Preparation, *paths: str) -> list[web.RouteDef]:

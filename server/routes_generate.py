@@ -40,7 +40,7 @@ from .sse import DONE
 from .state import STATE
 from .streaming import EventStream
 from .tasks import GenerationTask
-from .writing import time_limit
+from .writing import json_reply, write
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream",
@@ -123,7 +123,7 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
         with _controlled(request, bridge, replies):
             if replies.body.stream:
                 return await _stream(request, bridge, replies)
-            return await _answer(bridge, replies)
+            return await _whole(request, bridge, replies)
     finally:
         bridge.close()
 
@@ -157,11 +157,11 @@ def _grammars(request: web.Request, model: Instance) -> GrammarQueue:
     return state.grammars
 
 
-async def _answer(bridge: Bridge, replies: Replies) -> web.Response:
+async def _whole(request: web.Request, bridge: Bridge, replies: Replies) -> web.StreamResponse:
     while not are_finished(replies.choices):
         for update in apply_events(await bridge.events(), replies.choices):
             replies.collect(*update)
-    return json_response(await asyncio.to_thread(replies.whole))
+    return await json_reply(request, replies.pieces())
 
 
 async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web.StreamResponse:
@@ -179,25 +179,25 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
     frames += b"".join(replies.frames(*update) for update in updates)
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
-    write = partial(_write, request, response)
+    send = partial(write, request, response)
     try:
-        await write(frames)
+        await send(frames)
         await EventStream(request, bridge, replies, timeout).run()
         end = replies.bytes_of(replies.last_chunks())
-        await write(end + DONE if replies.ends_with_done else end)
+        await send(end + DONE if replies.ends_with_done else end)
     except ConnectionError:
         raise
     except asyncio.CancelledError:
-        await _fail(request, write, replies, request.app[STATE].running.cancelled_error())
+        await _fail(request, send, replies, request.app[STATE].running.cancelled_error())
     except Exception as error:
-        await _fail(request, write, replies, error)
+        await _fail(request, send, replies, error)
     await response.write_eof()
     return response
 
 
 async def _fail(
     request: web.Request,
-    write: Callable[[bytes], Awaitable[None]],
+    send: Callable[[bytes], Awaitable[None]],
     replies: Replies,
     error: BaseException,
 ) -> None:
@@ -205,14 +205,7 @@ async def _fail(
     body = status_and_body(error)[1]
     record = record_of(request)
     record.end, record.kind = body["error"]["message"], body["error"]["type"]
-    await write(replies.bytes_of(replies.failure(body, request[REQUEST_ID])))
-
-
-async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    """Write a part of a stream. Raises ConnectionError if the client is disconnected."""
-    if data:
-        async with time_limit(request):
-            await response.write(data)
+    await send(replies.bytes_of(replies.failure(body, request[REQUEST_ID])))
 
 
 async def count(api: Api[AnyBody], more: Json, request: web.Request) -> web.Response:

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
+from .json_pieces import json_texts
+
 Json = dict[str, Any]
 
 PING: Final = b":\n\n"
@@ -22,8 +24,8 @@ json_text: Final = json.JSONEncoder().encode  # of a string: faster than `json.d
 
 def event_bytes(event: Json, *, is_named: bool = False) -> bytes:
     """An event. If `is_named`, its `type` is its name."""
-    name = f"event: {event['type']}\n" if is_named else ""
-    return f"{name}data: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+    name = f"event: {event['type']}\n".encode() if is_named else b""
+    return b"".join((name, b"data: ", *json_texts(event, (",", ":")), b"\n\n"))
 
 
 def numbers_text(values: Sequence[int]) -> str:

@@ -1,12 +1,12 @@
 """Writes replies with a time limit, and disconnects clients that do not read them.
 
-Knows no route. Tested by tests/server/test_listening.py.
+Knows no route. Tested by tests/server/test_listening.py and test_http_long_replies.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -40,3 +40,28 @@ async def write_whole(request: web.Request, response: web.StreamResponse) -> Non
     async with time_limit(request):
         await response.prepare(request)
         await response.write_eof()
+
+
+async def write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Write a part of a reply. Raises UnreadError, ConnectionError."""
+    if data:
+        async with time_limit(request):
+            await response.write(data)
+
+
+async def json_reply(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
+    """A reply with the JSON text in `pieces`, which threads make.
+
+    A long one is written here, piece by piece, so that memory holds few of them. An error before
+    the second piece gets an ordinary error response.
+    """
+    first, second = await asyncio.to_thread(lambda: (next(pieces), next(pieces, b"")))
+    if not second:
+        return web.Response(body=first, content_type="application/json", charset="utf-8")
+    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+    await response.prepare(request)
+    await write(request, response, first)
+    while second:
+        await write(request, response, second)
+        second = await asyncio.to_thread(next, pieces, b"")
+    return response

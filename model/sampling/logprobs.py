@@ -5,12 +5,15 @@ Knows no texts. Tested by tests/model/test_sampling_logprobs.py.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from ..outputs import I32Array
 from .sampler import Sampler
-from .softmax import F32Array, log_softmax
+from .softmax import F32Array, IdArray, log_softmax
 
 LOWEST: Final = float(np.finfo(np.float32).min)  # replaces -inf, which JSON cannot express
 
@@ -22,11 +25,29 @@ class TokenLogprob(NamedTuple):
     logprob: float
 
 
-class Logprobs(NamedTuple):
-    """The sampled token, and the most likely tokens at its position, in descending order."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """The sampled token, and the most likely tokens at its position, in descending order.
 
-    chosen: TokenLogprob
-    top: tuple[TokenLogprob, ...]
+    A request may have millions of them, so they are arrays.
+
+    Attributes:
+        ids: [1 + n]; the sampled token comes first.
+        values: [1 + n], the natural logarithms of the probabilities.
+    """
+
+    ids: I32Array
+    values: F32Array
+
+    @property
+    def chosen(self) -> TokenLogprob:
+        """The sampled token."""
+        return TokenLogprob(int(self.ids[0]), float(self.values[0]))
+
+    @property
+    def top(self) -> tuple[TokenLogprob, ...]:
+        """The most likely tokens."""
+        return tuple(map(TokenLogprob, self.ids[1:].tolist(), self.values[1:].tolist()))
 
 
 def model_logprobs(logits: F32Array, token: int, n: int) -> Logprobs:
@@ -35,29 +56,27 @@ def model_logprobs(logits: F32Array, token: int, n: int) -> Logprobs:
     Ties are ordered by id.
     """
     logprobs = log_softmax(logits)
-    top = (TokenLogprob(i, _finite(logprobs[i])) for i in _largest(logprobs, n))
-    return Logprobs(TokenLogprob(token, _finite(logprobs[token])), tuple(top))
+    ids = np.append(token, _largest(logprobs, n))
+    return _logprobs(ids, logprobs[ids])
 
 
 def sampler_logprobs(sampler: Sampler, token: int, n: int) -> Logprobs:
     """Return log-probabilities of `token` and of the sampler's `n` most likely candidates."""
     ids, probs = sampler.candidates()  # the most likely first
-    known = {int(i): _finite(np.log(p)) for i, p in zip(ids[:n], probs[:n], strict=True)}
-    top = tuple(TokenLogprob(i, logprob) for i, logprob in known.items())
-    found = np.flatnonzero(ids == token)
-    chosen = _finite(np.log(probs[found[0]])) if len(found) else LOWEST
-    return Logprobs(TokenLogprob(token, chosen), top)
+    found = np.flatnonzero(ids == token)[:1]
+    chosen = np.log(probs[found]) if len(found) else LOWEST
+    return _logprobs(np.append(token, ids[:n]), np.append(chosen, np.log(probs[:n])))
 
 
-def _finite(logprob: np.float32) -> float:
-    return max(float(logprob), LOWEST)
+def _logprobs(ids: IdArray, values: npt.NDArray[np.floating]) -> Logprobs:
+    return Logprobs(ids.astype(np.int32), np.maximum(values, LOWEST).astype(np.float32))
 
 
-def _largest(values: F32Array, n: int) -> list[int]:
+def _largest(values: F32Array, n: int) -> IdArray:
     """Return the indices of the `n` largest values in descending order, ties by index."""
     candidates = np.arange(len(values))
     if n < len(values):
         nth = np.partition(values, len(values) - n)[len(values) - n]
         candidates = np.flatnonzero(values >= nth)  # all ties: `partition` may order them freely
     order = np.argsort(-values[candidates], kind="stable")[:n]
-    return [int(i) for i in candidates[order]]
+    return candidates[order]

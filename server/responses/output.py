@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...model.chat.message import ArgumentsDelta, CallDelta, ContentDelta, Delta, ReasoningDelta
+from ..json_pieces import JsonPart
 from .custom_input import CustomInput
 from .items import sealed
 from .tools import ClientTool
@@ -86,11 +87,11 @@ class PartItem(Item):
         yield from super().begin()
         yield self._at(f"{self.part_event}.added", part=self.part("", []))
 
-    def add(self, text: str, logprobs: Sequence[Json] = ()) -> Iterator[Json]:
+    def add(self, text: str, logprobs: Sequence[JsonPart] = ()) -> Iterator[Json]:
         self.texts.append(text)
         yield self.delta(text, logprobs)
 
-    def delta(self, text: str, logprobs: Sequence[Json] = ()) -> Json:
+    def delta(self, text: str, logprobs: Sequence[JsonPart] = ()) -> Json:
         """The event of a piece of its text."""
         return self._at(f"{self.text_event}.delta", delta=text, **self.probs(logprobs))
 
@@ -103,16 +104,16 @@ class PartItem(Item):
     def _at(self, kind: str, **more: Any) -> Json:
         return self._event(kind, **{self.index_name: 0}, **more)
 
-    def all_probs(self) -> Sequence[Json]:
+    def all_probs(self) -> Sequence[JsonPart]:
         """The log probabilities of all tokens so far."""
         return ()
 
-    def probs(self, logprobs: Sequence[Json]) -> Json:
+    def probs(self, logprobs: Sequence[JsonPart]) -> Json:
         """The field of log probabilities of a text event; reasoning has none."""
         return {}
 
     @abstractmethod
-    def part(self, text: str, logprobs: Sequence[Json]) -> Json:
+    def part(self, text: str, logprobs: Sequence[JsonPart]) -> Json:
         """The part."""
 
 
@@ -123,19 +124,19 @@ class MessageItem(PartItem):
 
     def __init__(self, index: int) -> None:
         super().__init__(index, "message", role="assistant", content=[])
-        self._probs: list[Json] = []
+        self._probs: list[JsonPart] = []
 
-    def add(self, text: str, logprobs: Sequence[Json] = ()) -> Iterator[Json]:
+    def add(self, text: str, logprobs: Sequence[JsonPart] = ()) -> Iterator[Json]:
         self._probs += logprobs
         return super().add(text, logprobs)
 
-    def all_probs(self) -> Sequence[Json]:
+    def all_probs(self) -> Sequence[JsonPart]:
         return self._probs
 
-    def probs(self, logprobs: Sequence[Json]) -> Json:
+    def probs(self, logprobs: Sequence[JsonPart]) -> Json:
         return {"logprobs": list(logprobs)}
 
-    def part(self, text: str, logprobs: Sequence[Json]) -> Json:
+    def part(self, text: str, logprobs: Sequence[JsonPart]) -> Json:
         return {
             "type": "output_text",
             "text": text,
@@ -154,7 +155,7 @@ class ReasoningItem(PartItem):
         super().__init__(index, "reasoning", summary=[])
         self._is_sealed = is_sealed
 
-    def part(self, text: str, logprobs: Sequence[Json]) -> Json:
+    def part(self, text: str, logprobs: Sequence[JsonPart]) -> Json:
         return {"type": "reasoning_text", "text": text}
 
     def _end(self, text: str) -> Iterator[Json]:
@@ -171,7 +172,7 @@ class SummaryItem(ReasoningItem):
     list_name = "summary"
     index_name = "summary_index"
 
-    def part(self, text: str, logprobs: Sequence[Json]) -> Json:
+    def part(self, text: str, logprobs: Sequence[JsonPart]) -> Json:
         return {"type": "summary_text", "text": text}
 
 
@@ -244,7 +245,7 @@ class Output:
             return item if isinstance(item, kind) else None
         return None
 
-    def add(self, delta: Delta, logprobs: Sequence[Json] = ()) -> Iterator[Json]:
+    def add(self, delta: Delta, logprobs: Sequence[JsonPart] = ()) -> Iterator[Json]:
         """Append a delta. Return the events. `logprobs` belong to a delta of the content."""
         match delta:
             case ContentDelta(text):

@@ -15,8 +15,9 @@ from typing import Any, Final
 from ...model.chat.message import ArgumentsDelta, CallDelta, ContentDelta, Delta
 from ...runtime.engine.job import Result
 from ...runtime.instance import Instance
-from ...runtime.text import Piece, TokenProb, TokenProbs
+from ...runtime.text import Piece
 from ..bridge import Choice, Event
+from ..json_pieces import JsonPart, json_texts
 from ..replies import Json, Replies
 from ..sse import GAP, Template, json_text
 from ..tasks import GenerationTask
@@ -48,6 +49,7 @@ class ResponsesReplies(Replies):
 
     ends_with_done = False
     names_events = True
+    probs_have_ids = False
 
     def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
         super().__init__(model, task, choices)
@@ -57,7 +59,7 @@ class ResponsesReplies(Replies):
         self.id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._n_events = 0
-        self._probs: list[Json] = []  # of tokens whose text is not decided yet
+        self._probs: list[JsonPart] = []  # of tokens whose text is not decided yet
         self._template: Template | None = None  # of a piece of the open item's text
         self._same = self._echo(choices[0])
         self._output = Output(
@@ -116,13 +118,13 @@ class ResponsesReplies(Replies):
         response = self._response("failed", error=found)
         yield from self._numbered([{"type": "response.failed", "response": response}])
 
-    def whole(self) -> Json | list[Json]:
+    def whole(self) -> Json:
         """See `Replies.whole`."""
         return self._finished()
 
     def _events(self, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
         if isinstance(event, Piece):
-            self._probs += map(_logprob, event.probs)
+            self._probs += [JsonPart([self.probs.text(at)]) for at in event.probs]
         for delta in deltas:
             # tokens of reasoning and calls have no place in the response
             probs = self._probs if isinstance(delta, ContentDelta) else []
@@ -143,7 +145,8 @@ class ResponsesReplies(Replies):
         response = self._response("incomplete" if is_cut else "completed", **ended)
         response |= {"usage": _usage(result), **self.constraint(result)}
         if self._task.store is not None:
-            stored = StoredResponse(self.id, json.dumps(response), self._task.turns)
+            text = b"".join(json_texts(response)).decode()
+            stored = StoredResponse(self.id, text, self._task.turns)
             self._task.store.add(stored, [item["id"] for item in self._output.items])
         return response
 
@@ -212,11 +215,3 @@ def _usage(result: Result) -> Json:
         "output_tokens_details": {"reasoning_tokens": result.n_reasoning},
         "total_tokens": result.n_prompt + result.n_predicted,
     }
-
-
-def _logprob(probs: TokenProbs) -> Json:
-    return _prob(probs.chosen) | {"top_logprobs": [_prob(prob) for prob in probs.top]}
-
-
-def _prob(prob: TokenProb) -> Json:
-    return {"token": prob.token, "logprob": prob.logprob, "bytes": list(prob.raw)}

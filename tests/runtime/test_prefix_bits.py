@@ -10,10 +10,11 @@ from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.graph import GGMLType
+from lamella.model.sampling import TokenLogprob
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 from lamella.runtime.params import RequestParams
-from lamella.runtime.text import TokenProbs, generate
+from lamella.runtime.text import generate
 
 PROMPT = [1, *(3 + i * 7 % 250 for i in range(80))]
 PLACEMENTS = {
@@ -28,7 +29,7 @@ PLACEMENTS = {
 
 def run(
     instance: Instance, prompt: Sequence[int], *, cache_prompt: bool = True
-) -> tuple[int, list[TokenProbs]]:
+) -> tuple[int, list[tuple[TokenLogprob, ...]]]:
     """The number of cached tokens, and the exact probabilities at each position."""
     generation = generate(
         instance.engine,
@@ -39,7 +40,7 @@ def run(
         ),
         n_probs=20,
     )
-    probs = [at for piece in generation for at in piece.probs]
+    probs = [(at.chosen, *at.top) for piece in generation for at in piece.probs]
     assert len(probs) == 5
     return generation.result.n_cached, probs
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from fake_context import PIECES, VOCAB
 
 from lamella.base.errors import BackendError, LamellaError
-from lamella.model.sampling import Logprobs, TokenLogprob
+from lamella.model.sampling import Logprobs
 from lamella.runtime.engine.job import Result, StopType, Timings
-from lamella.runtime.text import Piece, StopFinder, TextSink, TokenProb
+from lamella.runtime.text import Piece, StopFinder, TextSink
 
 TIMINGS = Timings(cache_n=0, prompt_n=1, prompt_ms=1, predicted_n=1, predicted_ms=1)
 RESULT = Result(
@@ -203,22 +204,11 @@ def test_long_stop_strings_are_fast() -> None:
 # --- probabilities ---
 
 
-def test_probabilities_get_the_texts_of_their_tokens() -> None:
-    output = Listener()
-    sink = output.sink()
-    (a,) = ids("a")
-    found = Logprobs(TokenLogprob(a, -1.5), (TokenLogprob(E_FRONT, -0.5), TokenLogprob(a, -1.5)))
-    sink.token(a, found)
-    ((probs,),) = (piece.probs for piece in output.pieces)
-    assert probs.chosen == TokenProb(a, "a", b"a", -1.5)
-    assert probs.top == (TokenProb(E_FRONT, "\ufffd", b"\xc3", -0.5), probs.chosen)
-
-
 def test_probabilities_stay_with_their_tokens() -> None:
     output = Listener()
     sink = output.sink("bcd")
     for token in [*ids("abc"), E_FRONT, E_BACK]:
-        sink.token(token, Logprobs(TokenLogprob(token, -1.0), ()))
+        sink.token(token, Logprobs(np.array([token], np.int32), np.array([-1.0], np.float32)))
     sink.finished(RESULT)
     for piece in output.pieces:
         assert tuple(p.chosen.id for p in piece.probs) == piece.tokens

@@ -13,7 +13,7 @@ from http_world import HttpVocab, RunningServer, running
 from openai import BadRequestError, OpenAI
 
 from lamella.model.pooling import F32Array, Pooling
-from lamella.server.replies_embed import N_PIECE
+from lamella.server.json_pieces import N_PIECE
 
 VOCAB = HttpVocab()
 N_VOCAB = VOCAB.n_tokens
