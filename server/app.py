@@ -28,6 +28,7 @@ from ..base.errors import LamellaError
 from ..base.log import get_logger
 from ..base.log_output import log_in_background
 from . import routes, routes_control, routes_embed, routes_generate, routes_missing
+from .bodies import discard_rest
 from .clients import KEY
 from .config import ServerConfig
 from .cors import preflight, set_cors_headers
@@ -64,7 +65,7 @@ def create_app(state: ServerState) -> web.Application:
 
     Serve it with `HttpRunner`: it cancels the handler when a client disconnects.
     """
-    app = web.Application(middlewares=[_enter, log_requests, answer_errors, _admit])
+    app = web.Application(middlewares=[discard_rest, _enter, log_requests, answer_errors, _admit])
     app[STATE] = state
     app[routes.METRICS] = Metrics(state)
     app.on_response_prepare.extend((_set_headers, set_cors_headers))

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Final, TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from ..base.units import size_text
 from ..runtime.instance import Instance
@@ -31,6 +32,9 @@ N_BYTES_LEAST: Final = MIB  # always allowed: a short context may get many texts
 N_BYTES_MOST: Final = 16 * MIB  # unless --max-body says more
 N_BYTES_LONG: Final = 64 * 1024  # longer bodies are read in turns
 N_BYTES_LANES: Final = (16 * 1024, 256 * 1024)  # a body waits only for others of its size
+# of a body whose request is refused: the time to read what is left, and the pause after each part
+N_DISCARD_SECONDS: Final = 2.0
+PAUSE_SECONDS: Final = 0.002
 N_REST: Final = 4.0  # seconds of rest for each second of work on a body of the longer lanes
 
 
@@ -69,6 +73,20 @@ def _timed(work: Callable[[bytes], Result], raw: bytes) -> tuple[Result | Except
     except Exception as error:
         result = error
     return result, time.thread_time() - t
+
+
+@web.middleware
+async def discard_rest(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: reads what a handler has left of a body, slowly and in turns of clients. Many
+    clients read no reply before they have sent all, and lose it if the connection is closed."""
+    response = await handler(request)
+    if not request.content.is_eof():
+        with suppress(TimeoutError, web.RequestPayloadError):
+            async with asyncio.timeout(N_DISCARD_SECONDS):
+                async with request.app[STATE].discards.of(client_of(request)):
+                    while await request.content.readany():
+                        await asyncio.sleep(PAUSE_SECONDS)
+    return response
 
 
 def _generates(model: ServedModel | None) -> bool:

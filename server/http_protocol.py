@@ -61,6 +61,7 @@ class HttpRunner(web.AppRunner):
             has_request_log=config.request_log,
             request_factory=plain.request_factory,
             handler_cancellation=True,
+            lingering_time=0,  # see `discard_rest`
             access_log=None,
             logger=HTTP_LOG,
         )

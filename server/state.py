@@ -52,6 +52,7 @@ class ServerState:
         self.responses = ResponseStore()
         self.lanes = [Turns() for _ in range(N_LANES)]  # of work on bodies
         self.readers = Turns(N_READERS, N_READERS_EACH)
+        self.discards = Turns()  # of bodies of refused requests
         self.running = RunningRequests()
         self.counts = RequestCounts()  # of ended requests
         self.progress = progress or LoadProgress()

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -144,3 +145,23 @@ def test_a_prompt_far_too_long_is_not_tokenized(
     reply = server.post("/completion", {"prompt": "a" * n_characters})
     assert (reply.status, reply.error["type"]) == (400, "exceed_context_size_error")
     assert reply.error["n_prompt_tokens"] == model.n_ctx + 1
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/nowhere"])
+def test_a_client_that_reads_after_it_has_sent_all_gets_its_reply(
+    server: RunningServer, path: str
+) -> None:
+    reply = server.post(path, b"a" * (6 * MIB))  # more than the system's buffers hold
+    assert reply.status in (404, 413)
+
+
+def test_a_body_without_end_is_not_read_forever(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "N_DISCARD_SECONDS", 0.0)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(raw_request(f"Content-Length: {N_BYTES_LEAST + 1}", b"aaa"))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+        with suppress(ConnectionResetError):  # its rest was not read
+            while connection.recv(4096):
+                pass
