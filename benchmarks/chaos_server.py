@@ -86,6 +86,7 @@ class Server:
 def started(
     flags: Sequence[str],
     *,
+    command: Sequence[str] = (sys.executable, "-m", "lamella.cli", "serve"),
     n_files: int | None = None,
     env: Mapping[str, str] | None = None,
     is_ready: bool = True,
@@ -95,12 +96,11 @@ def started(
     `n_files` is its soft limit of descriptors. With `is_ready`, wait until it has its model.
     """
 
-    command = [sys.executable, "-m", "lamella.cli", "serve", "--port", "0", *flags]
     with tempfile.TemporaryDirectory() as folder:
         log_file = Path(folder) / "stderr"
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                command,
+                [*command, "--port", "0", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -7,12 +7,18 @@ from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
+from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
+import chaos
 import pytest
 from chaos_attack import phase_of
 from chaos_attacks import ATTACKS, Target
+from chaos_faults import World, text_of
 from chaos_honest import Record, health, stream
+from chaos_requests import HOSTILE, Hostile
+from chaos_server import Server
 from fake_context import WAIT_S
 from http_world import running
 from raw_http import ask, message, outcome
@@ -108,3 +114,41 @@ def test_a_reply_that_never_comes_is_a_timeout() -> None:
         begin = time.monotonic()
         assert outcome(server.port, raw, timeout=0.2) == "timeout"
         assert time.monotonic() - begin >= 0.2
+
+
+def test_a_short_selection_of_faults_has_the_expected_effects(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = chaos.main(["deep-json", "bad-chunks", "unknown-host", "hung-step"])
+    text = capsys.readouterr().out
+    assert status == 0, text
+    assert text.endswith("all effects as expected\n")
+
+
+def test_hostile_requests_have_the_expected_effects() -> None:
+    with running() as server:
+        stand_in = cast(Server, SimpleNamespace(port=server.port, log=""))
+        world = World("", Path(), text_of(stand_in))
+        for name in HOSTILE.keys() - {"grammar-bomb"}:  # of a fake vocabulary
+            chaos.send_hostile(world, stand_in, name)
+
+
+def test_another_effect_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted = Hostile("400", lambda: message("GET", "/health"))
+    monkeypatch.setitem(HOSTILE, "accepted", accepted)
+    with running() as server:
+        stand_in = cast(Server, SimpleNamespace(port=server.port, log=""))
+        world = World("", Path(), text_of(stand_in))
+        with pytest.raises(AssertionError, match="200, expected 400"):
+            chaos.send_hostile(world, stand_in, "accepted")
+        with pytest.raises(AssertionError, match="the text has changed"):
+            chaos.send_hostile(world._replace(text="x"), stand_in, "deep-json")
+
+
+def test_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chaos.main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert "deep-json         status 400\n" in text
+    assert "hung-step         /health 503" in text
+    with pytest.raises(SystemExit):
+        chaos.main(["nonsense"])
