@@ -41,7 +41,7 @@ def main(names: list[str]) -> None:
 
     for name in names:
         if found := re.fullmatch(r"packed_(\w+)_x(\d+)", name):
-            micro_kernel(GGMLType[found[1].upper()], int(found[2]))
+            micro_kernel(GGMLType[found[1].upper()], int(found[2]), False)
     machine: Any = objects.target_machine()
     machine.emit_object = lambda module: machine.emit_assembly(module).encode()
     print(json.dumps({name: KERNELS[name].compile().decode() for name in names}))  # noqa: T201

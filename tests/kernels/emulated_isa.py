@@ -17,9 +17,10 @@ from typing import Any, Final
 from llvmlite import binding
 from numba.core.registry import cpu_target
 
-# an ISA, and features beyond it: Zen 4 and Ice Lake have avx512vbmi, which no named ISA has
+# an ISA, and features beyond it: Zen 4 has avx512vbmi and avx512bf16, which no named ISA has
 EMULATED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "avx512_vbmi": ("avx512_vnni", ("avx512vbmi",)),
+    "avx512_bf16": ("avx512_vnni", ("avx512bf16",)),
     "avx512": ("avx512", ()),
     "avx2_vnni": ("avx2_vnni", ()),
     "neon_i8mm": ("neon_i8mm", ("f16c",)),  # f16c: ARM also converts halves
@@ -202,11 +203,42 @@ def _shuffled() -> Iterator[str]:
     yield f"ret <64 x i8> {last}"
 
 
+def _flushed(name: str, bits: str) -> Iterator[str]:
+    """%name: 16 floats of these bits, with zeros instead of subnormal numbers."""
+    kind = "<16 x i32>"
+    exponent, sign = (f"splat (i32 {n})" for n in (0x7F800000, -(2**31)))
+    yield f"%{name}.e = and {kind} {bits}, {exponent}"
+    yield f"%{name}.small = icmp eq {kind} %{name}.e, zeroinitializer"
+    yield f"%{name}.zero = and {kind} {bits}, {sign}"
+    yield f"%{name}.bits = select <16 x i1> %{name}.small, {kind} %{name}.zero, {kind} {bits}"
+    yield f"%{name} = bitcast {kind} %{name}.bits to <16 x float>"
+
+
+def _dot2() -> Iterator[str]:
+    """%a plus both products of pairs of BF16, the second one first, each rounded once."""
+    ints, floats = "<16 x i32>", "<16 x float>"
+    yield f"%a.in = bitcast {floats} %a to {ints}"
+    yield from _flushed("s2", "%a.in")
+    for v in "bc":
+        yield f"%{v}.in = bitcast <32 x bfloat> %{v} to {ints}"
+        yield f"%{v}.high = and {ints} %{v}.in, splat (i32 -65536)"
+        yield f"%{v}.low = shl {ints} %{v}.in, splat (i32 16)"
+        yield from _flushed(f"{v}1", f"%{v}.high")
+        yield from _flushed(f"{v}0", f"%{v}.low")
+    for i in (1, 0):
+        args = ", ".join(f"{floats} %{v}" for v in (f"b{i}", f"c{i}", f"s{i + 1}"))
+        yield f"%f{i} = call {floats} @llvm.fma.v16f32({args})"
+        yield f"%f{i}.in = bitcast {floats} %f{i} to {ints}"
+        yield from _flushed(f"s{i}", f"%f{i}.in")
+    yield f"ret {floats} %s0"
+
+
 def _of(name: str, result: str, args: str, body: Iterator[str]) -> tuple[str, str]:
     return name, _define(name, result, args, body)
 
 
 _X, _ARM = "llvm.x86.avx512.", "llvm.aarch64.neon."
+_BF16_DOT: Final = "llvm.x86.avx512bf16.dpbf16ps.512"
 DEFINITIONS: Final = dict(
     (
         *(
@@ -226,6 +258,16 @@ DEFINITIONS: Final = dict(
                 _dot4(4, first, "sext"),
             )
             for name, first in (("usdot", "zext"), ("sdot", "sext"))
+        ),
+        (
+            _BF16_DOT,
+            "\ndeclare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)\n"
+            + _define(
+                _BF16_DOT,
+                "<16 x float>",
+                "<16 x float>; <32 x bfloat>; <32 x bfloat>",
+                _dot2(),
+            ),
         ),
         _of(f"{_X}pmaddw.d.512", "<16 x i32>", "<32 x i16>; <32 x i16>", _word_pairs()),
         _of(f"{_X}pmaddubs.w.512", "<32 x i16>", "<64 x i8>; <64 x i8>", _saturated_pairs()),

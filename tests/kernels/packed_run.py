@@ -149,7 +149,9 @@ def quantized(x: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], F32Array]:
 
 
 def product(weights: Tensor, x: npt.ArrayLike) -> F64Array:
-    """Rows of unpacked weights times quantized columns [..., k]: [..., n]."""
+    """Rows of unpacked weights times quantized or rounded columns [..., k]: [..., n]."""
+    if FORMATS[weights.type].in_pairs(weights.ne[0]):
+        return exact_product(weights, values_of(leaf(x, weights.type)))
     if not weights.type.is_quantized:
         return exact_product(weights, x)
     q, scale = quantized(x)

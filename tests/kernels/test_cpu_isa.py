@@ -167,11 +167,13 @@ MISSING: Final = [
     for name in EMULATED
     if not all(host_features().get(feature, False) for feature in features_of(name))
 ]
-RARE: Final = ("avx512", "neon_dotprod")
+RARE: Final = ("avx512", "avx512_bf16", "neon_dotprod")
 # Compiling takes long. These differ from another ISA only in their products of bytes
 SAME_BUT_DOTS: Final = ("avx512", "avx2_vnni", "neon_i8mm", "neon_dotprod")
 # the cases of an ISA, and how many there are at least
 CASES: Final = dict.fromkeys(SAME_BUT_DOTS, "dots") | {isa.GENERIC: "few"}
+# processors with AVX512-BF16 round columns to BF16
+OWN_BITS: Final = {"mul_mat packed BF16", "mul_mat_id packed BF16"}
 AT_LEAST: Final = {"few": 30, "dots": 10, "some": 100, "all": 300}
 
 
@@ -194,7 +196,8 @@ def test_results_are_right_and_the_same_bits_with_every_isa(
     assert with_other["wrong"] == []
     bits = with_default["bits"]
     assert len(with_other["bits"]) >= AT_LEAST[other]
-    assert [case for case, found in with_other["bits"].items() if bits[case] != found] == []
+    other_bits = [case for case, found in with_other["bits"].items() if bits[case] != found]
+    assert set(other_bits) <= OWN_BITS
 
 
 def test_one_weight_type_stands_for_each_way_to_multiply_bytes() -> None:

@@ -168,7 +168,8 @@ def test_columns_of_other_shapes_and_layouts(type: GGMLType) -> None:
 def test_products_are_near_those_of_float_columns(type: GGMLType) -> None:
     plain, x = random_weights(type, 64, 512), normal(16, 512, seed=1)
     found = cpu_run.compute(ops.mul_mat(packed(plain), leaf(x)))
-    assert nmse(found, exact_product(plain, x)) < (1e-4 if type.is_quantized else 1e-11)
+    limit = 1e-4 if type.is_quantized else 1e-5 if FORMATS[type].in_pairs(512) else 1e-11
+    assert nmse(found, exact_product(plain, x)) < limit
 
 
 # --- special numbers ---

@@ -110,7 +110,7 @@ def load(name: str, data: bytes) -> Kernel:
 
 
 def test_a_worker_compiles_declared_and_lazy_kernels() -> None:
-    lazy = micro_kernel(GGMLType.Q4_0, 1)
+    lazy = micro_kernel(GGMLType.Q4_0, 1, False)
     wanted = [*(KERNELS[name] for name in SMALL), lazy]
     found = by_worker(*wanted)
     assert set(found) == {k.name for k in wanted}
@@ -150,7 +150,7 @@ def test_modules_of_the_working_folder_are_not_imported(
 
 
 def test_workers_can_compile_every_kernel() -> None:
-    micro_kernel(GGMLType.Q4_0, 1)
+    micro_kernel(GGMLType.Q4_0, 1, False)
     # a kernel neither declared by imports nor made by a `family` would slow down the start
     source = "from lamella.kernels.cpu.compiler.worker import *; import_all(); print(*KERNELS)"
     done = subprocess.run(
@@ -172,8 +172,8 @@ def test_a_family_makes_each_kernel_once() -> None:
 
     assert make(1) is make(1)
     assert make(2) is not make(1)
-    recipe = micro_kernel(GGMLType.Q8_0, 1).recipe
-    assert recipe == ("lamella.kernels.cpu.packed.micro", "micro_kernel", (GGMLType.Q8_0, 1))
+    recipe = micro_kernel(GGMLType.Q8_0, 1, False).recipe
+    assert recipe == ("lamella.kernels.cpu.packed.micro", "micro_kernel", (GGMLType.Q8_0, 1, False))
 
 
 def test_a_family_makes_a_kernel_once_for_concurrent_threads() -> None:

@@ -13,12 +13,20 @@ from typing import Final
 from ....graph.tensor import Tensor
 from ...plan.calls import PreparedSource
 from ..compiler.jit import kernel
-from ..params import first_of, int_param, n_rows, nb, ne, prepared, row
+from ..params import first_of, int_param, n_rows, nb, ne, prepared, row, work
 from ..simd import types
 from ..simd.bytes import interleave_rows, scaled_to_nearest, sum_lanes
 from ..simd.calls import inlined
 from ..simd.ints import max_abs, store_i32x16_u8
-from ..simd.memory import load_f32, load_f32x16, store_f32, store_i32
+from ..simd.memory import (
+    load_f32,
+    load_f32_part,
+    load_f32x16,
+    load_i32,
+    store_bf16x16,
+    store_f32,
+    store_i32,
+)
 from ..simd.vectors import LANES, splat
 from ..table import SMALL, CpuCall
 from .formats import Format
@@ -136,9 +144,36 @@ def tile_columns(p, ith, nth):
         c += width
 
 
+@kernel
+def tile_pairs(p, ith, nth):
+    """Tiles of pairs of BF16 from tensor 2's rows. Parameter: 1 if each column is a tile."""
+    alone, n, k = int_param(p, 0), n_rows(p, 2), ne(p, 2, 0)
+    begin, end = first_of(k // 2, ith, nth), first_of(k // 2, ith + 1, nth)
+    tile, c, rounded = prepared(p, 0), 0, work(p, ith)
+    while c < n:
+        width = 1 if alone != 0 else width_of(n - c, 1)
+        for first in range(begin, end, LANES // 2):
+            count, to = min(LANES // 2, end - first), tile + 4 * width * first
+            for i in range(width):
+                x = row(p, 2, min(c + i, n - 1)) + 8 * first
+                store_bf16x16(rounded + 2 * LANES * i, load_f32_part(x, 2 * count))
+            if width == LANES and count == LANES // 2:
+                _interleave_words(rounded, 2 * LANES, to)
+                _interleave_words(rounded + LANES, 2 * LANES, to + 16 * width)
+            else:
+                for i in range(width):
+                    for j in range(count):
+                        word = load_i32(rounded + 2 * LANES * i + 4 * j)
+                        store_i32(to + 4 * (width * j + i), word)
+        tile += 4 * width * (k // 2)
+        c += width
+
+
 def column_bytes(form: Format, k: int) -> int:
     """The bytes of a column of `k` values in its tile."""
-    return 4 * k if form.kind is None else k // VALUES * COLUMN_BYTES
+    if form.kind is None:
+        return 2 * k if form.in_pairs(k) else 4 * k
+    return k // VALUES * COLUMN_BYTES
 
 
 def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> PreparedSource[CpuCall]:
@@ -147,7 +182,9 @@ def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> Prepare
     `alone`: each column is a tile, for kernels that choose the columns of their tiles.
     """
     small = x.n_elements < SMALL
-    if form.kind is None:
+    if form.in_pairs(x.ne[0]):
+        made = CpuCall(tile_pairs, (alone,), small, work=2 * LANES * WIDTHS[0])
+    elif form.kind is None:
         made = CpuCall(tile_columns, (alone,), one_thread=small)
     else:
         made = CpuCall(quantize_columns, (form.kind.value, form.offset, alone), one_thread=small)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ...quants.layouts import LAYOUTS
+from ..simd.bf16_dots import HAS_DOTS
 from .tiles import ROWS, Kind
 
 # sizes of units; BITS is a unit of 4 bytes in which bit 4 * j + b becomes bit j of byte b
@@ -71,6 +72,10 @@ class Format:
     @property
     def record_bytes(self) -> int:
         return ROWS * self.type.type_size
+
+    def in_pairs(self, n_values: int) -> bool:
+        """True if an instruction multiplies two values of these rows at once."""
+        return self.type is GGMLType.BF16 and HAS_DOTS and n_values % 2 == 0
 
     def bytes_of(self, n_values: int, n_rows: int) -> int:
         """The bytes of `n_rows` packed rows of `n_values` each."""

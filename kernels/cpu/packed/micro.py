@@ -9,10 +9,11 @@ Tested by tests/kernels/test_cpu_packed.py.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ....graph.types import GGMLType
 from ..compiler.jit import Kernel, family
+from ..simd.bf16_dots import load_bf16_pairs
 from ..simd.bytes import prefetch, zero_tile
 from ..simd.calls import inlined
 from ..simd.memory import (
@@ -36,6 +37,8 @@ from .tiles import (
     VALUES,
     WIDTHS,
     Kind,
+    add_float,
+    add_pair,
     add_tiles,
     counted_sums,
     float_products,
@@ -56,8 +59,9 @@ WIDE: Final = 8 if IN_PAIRS else 6  # columns that a wide tile multiplies at onc
 
 
 @family
-def micro_kernel(type: GGMLType, width: int) -> Kernel:
-    """The kernel for weights of this type and tiles of this width."""
+def micro_kernel(type: GGMLType, width: int, in_pairs: bool) -> Kernel:
+    """The kernel for weights of this type and tiles of this width. `in_pairs`: a block is a pair of
+    BF16 values, as in `Format.in_pairs`."""
     form = FORMATS[type]
     widths = WIDTHS if form.kind is None else QUANTIZED_WIDTHS
     assert width in widths, f"no tile has {width} columns"
@@ -68,8 +72,9 @@ def micro_kernel(type: GGMLType, width: int) -> Kernel:
         step = STEPS[type](multiply, COLUMN_BYTES * width)
         run = _integer_kernel(step, form.record_bytes, width, _blocks(type))
     else:
-        run = (_wide_float_kernel if width >= WIDE else _float_kernel)(type, width)
-    run.__name__ = f"packed_{type.name.lower()}_x{width}"
+        make = _wide_float_kernel if width == WIDTHS[0] else _float_kernel
+        run = make(_IN_PAIRS if in_pairs else _FLOATS[type], width)
+    run.__name__ = f"packed_{type.name.lower()}{'_pairs' * in_pairs}_x{width}"
     return Kernel(run, MICRO_ARGS)
 
 
@@ -147,22 +152,31 @@ def _blocks(type: GGMLType) -> int:
     return type.block_size // VALUES
 
 
-_LOAD: Final = {
-    GGMLType.F32: load_f32x16,
-    GGMLType.F16: load_f16x16,
-    GGMLType.BF16: load_bf16x16,
+class _Floats(NamedTuple):
+    """How float weights are multiplied: bytes of a value of 16 rows, their load, their product."""
+
+    record: int
+    load: Any
+    add: Any
+
+
+_FLOATS: Final = {
+    GGMLType.F32: _Floats(4 * ROWS, load_f32x16, add_float),
+    GGMLType.F16: _Floats(2 * ROWS, load_f16x16, add_float),
+    GGMLType.BF16: _Floats(2 * ROWS, load_bf16x16, add_float),
 }
+_IN_PAIRS: Final = _Floats(4 * ROWS, load_bf16_pairs, add_pair)
 
 
-def _float_kernel(type: GGMLType, width: int) -> Any:
+def _float_kernel(floats: _Floats, width: int) -> Any:
     """The function for float weights and narrow tiles.
 
     Each result has two sums, of even and of odd values, because an addition waits for the one
     before it.
     """
-    multiply, multiply_last = float_products(width, 2), float_products(width, 1)
+    record, load, product = floats
+    multiply, multiply_last = (float_products(width, n, product) for n in (2, 1))
     zero, add, store = zero_tile(2 * width), add_tiles(width), store_sums(width)
-    load, record = _LOAD[type], FORMATS[type].record_bytes
     fetch = prefetch(2 * record)
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
@@ -183,14 +197,14 @@ def _float_kernel(type: GGMLType, width: int) -> Any:
     return run
 
 
-def _wide_float_kernel(type: GGMLType, width: int) -> Any:
+def _wide_float_kernel(floats: _Floats, width: int) -> Any:
     """The function for float weights and wide tiles.
 
     If registers have room for the sums of a pair of groups, they share the loads of columns.
     """
     n = 2 if IN_PAIRS else 1
-    first, last = _float_groups(type, width, n), _float_groups(type, width, 1)
-    record = FORMATS[type].record_bytes
+    first, last = _float_groups(floats, width, n), _float_groups(floats, width, 1)
+    record = floats.record
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
         size = record * n_blocks
@@ -205,15 +219,16 @@ def _wide_float_kernel(type: GGMLType, width: int) -> Any:
     return run
 
 
-def _float_groups(type: GGMLType, width: int, n: int) -> Any:
+def _float_groups(floats: _Floats, width: int, n: int) -> Any:
     """A function for `n` groups, each of `size` bytes.
 
     The sums are those of `_float_kernel`. To have room in the registers for a part of the tile, all
     even values come before the odd ones. Each step prefetches a part of the next groups; not with
     16 registers, where weights are read in a plain order.
     """
-    multiply, zero, add = group_products(n, WIDE), zero_tile(n * WIDE), add_tiles(n * WIDE)
-    store, load, record = store_sums(WIDE), _LOAD[type], FORMATS[type].record_bytes
+    record, load, product = floats
+    multiply, zero = group_products(n, WIDE, product), zero_tile(n * WIDE)
+    add, store = add_tiles(n * WIDE), store_sums(WIDE)
     n_ahead = n * record * WIDE // width if IN_PAIRS else 0  # bytes for each step
     fetch = prefetch(n_ahead)
 

@@ -33,7 +33,7 @@ from ..params import (
 )
 from ..simd.calls import inlined
 from ..simd.ints import call_at, copy_bytes
-from ..simd.memory import load_f32, load_i32, store_f32, store_i64
+from ..simd.memory import load_i32, store_i32, store_i64
 from ..table import CpuCall, implements_packed, is_packed
 from .activations import (
     MISSING_FLOATS,
@@ -187,7 +187,7 @@ def gather_columns(p, ith, nth):
                 pair = load_i32(pairs + 4 * min(at + i, end - 1))
                 column = columns + (pair // n_used * x + pair % n_used % x) * size
                 if is_float != 0:
-                    _place_floats(column, tile, i, width, ne(p, 1, 0), ith, nth)
+                    _place_words(column, tile, i, width, size // 4, ith, nth)
                 else:
                     _place_blocks(column, tile, i, width, ne(p, 1, 0) // VALUES, ith, nth)
             at += width
@@ -202,9 +202,9 @@ def _tile_of(p, e, at):
 
 
 @inlined
-def _place_floats(column, tile, i, width, k, ith, nth):
-    for j in range(first_of(k, ith, nth), first_of(k, ith + 1, nth)):
-        store_f32(tile + 4 * (width * j + i), load_f32(column + 4 * j))
+def _place_words(column, tile, i, width, n, ith, nth):
+    for j in range(first_of(n, ith, nth), first_of(n, ith + 1, nth)):
+        store_i32(tile + 4 * (width * j + i), load_i32(column + 4 * j))
 
 
 @inlined
@@ -267,10 +267,11 @@ def product_params(form: Format, a: Tensor) -> list[Param]:
     Graphs of other sizes need other widths, so the first graph compiles or loads all of them.
     """
     widths = WIDTHS if form.kind is None else QUANTIZED_WIDTHS
-    micro: list[Param] = [micro_kernel(a.type, width) for width in widths]
+    in_pairs = form.in_pairs(a.ne[0])
+    micro: list[Param] = [micro_kernel(a.type, width, in_pairs) for width in widths]
     micro += [0] * (N_BLOCKS - len(widths))
-    n_blocks = a.ne[0] // a.type.block_size
-    group, column = n_blocks * form.record_bytes, column_bytes(form, a.ne[0])
+    n_blocks = a.ne[0] // (2 if in_pairs else a.type.block_size)
+    group, column = form.bytes_of(a.ne[0], ROWS), column_bytes(form, a.ne[0])
     unpack: list[Param] = [0, 0, 0]
     if form.kind is not None:
         many = unpacked_micro_kernel(form.kind, form.largest)

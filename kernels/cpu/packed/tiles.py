@@ -27,6 +27,7 @@ from llvmlite import ir
 
 from ..compiler.isa import has_feature
 from ..simd import types
+from ..simd.bf16_dots import emit_dot2
 from ..simd.byte_dots import REGISTER, SIGNED_ABOVE, Chain, emit_dots, emit_signed_dots
 from ..simd.bytes import (
     fma,
@@ -246,11 +247,21 @@ def _scaled(b: Any, part: _Part, sum: Any, dots: list[Any], column: _Column) -> 
     return sum
 
 
-def float_products(width: int, n: int) -> Any:
+def add_float(b: Any, sum: Any, weights: Any, columns: Any, offset: int) -> Any:
+    """A sum plus the products of weights and the float at `columns + offset`."""
+    return fma(b, weights, spread_float(b, columns, offset), sum)
+
+
+def add_pair(b: Any, sum: Any, weights: Any, columns: Any, offset: int) -> Any:
+    """A sum plus the products of pairs of BF16 and the pair at `columns + offset`."""
+    return emit_dot2(b, sum, weights, spread_word(b, columns, offset))
+
+
+def float_products(width: int, n: int, add: Any) -> Any:
     """A function (sums, weights, weights, address of the columns' values) -> sums.
 
-    It adds the products of `n` values, 1 or 2, for `width` columns. Products of the second value
-    are added to the second half of the sums.
+    It adds the products of `n` values, 1 or 2, for `width` columns, with `add`. Products of the
+    second value are added to the second half of the sums.
     """
     sums = types.UniTuple(f32x16, 2 * width)
 
@@ -258,27 +269,26 @@ def float_products(width: int, n: int) -> Any:
         result = unpack(b, sums)
         for i, weights in enumerate((first, second)[:n]):
             for at in range(width * i, width * (i + 1)):
-                result[at] = fma(b, weights, spread_float(b, columns, 4 * at), result[at])
+                result[at] = add(b, result[at], weights, columns, 4 * at)
         return pack(b, result)
 
     return vector_function(sums, (sums, f32x16, f32x16, types.int64), emit)
 
 
-def group_products(n: int, width: int) -> Any:
+def group_products(n: int, width: int, add: Any) -> Any:
     """A function (sums, weights of `n` groups, address of the columns' values) -> sums.
 
-    It adds the products of one value for `width` columns. A group's sums follow those of the one
-    before.
+    It adds the products of one value for `width` columns, with `add`. A group's sums follow those
+    of the one before.
     """
     sums = types.UniTuple(f32x16, n * width)
 
     def emit(b: Any, sums: Any, weights: Any, columns: Any) -> Any:
         result, groups = unpack(b, sums), unpack(b, weights)
         for c in range(width):
-            value = spread_float(b, columns, 4 * c)
             for i, w in enumerate(groups):
                 at = width * i + c
-                result[at] = fma(b, w, value, result[at])
+                result[at] = add(b, result[at], w, columns, 4 * c)
         return pack(b, result)
 
     return vector_function(sums, (sums, types.UniTuple(f32x16, n), types.int64), emit)
