@@ -7,7 +7,8 @@ Two servers of a small model, one for texts and one for embeddings, have few slo
 each request of a list is sent alone. Then clients send them together: of all APIs, with slow
 readers, cancels, half-sent and invalid bodies. Replies must equal those alone. A line a minute has
 counts, memory, descriptors, threads, and the longest time in which nothing ended; a time over 5 s
-is explained by what the server's threads had of the processors. At the end, slots, pages,
+is explained by what the servers' threads had of the processors, and by the lateness of a sleep of
+this program: if that is as long, the whole machine stood still. At the end, slots, pages,
 descriptors, threads and memory must be back. The exit status is 1 if there is a finding.
 """
 
@@ -81,7 +82,9 @@ class Watcher:
         self._load, self._servers = load, servers
         self._begin = time.monotonic()
         self._in_gap: tuple[float, float] | None = None  # CPU and delay at its begin
-        self.base_mb: dict[str, float] = {}
+        self._before = 0.0  # the longest gap before this one
+        self._late = 0.0  # how late this program was, at most: then it is not the servers' fault
+        threading.Thread(target=self._tick, daemon=True).start()
 
     def line(self) -> str:
         counts = self._load.counts
@@ -106,15 +109,25 @@ class Watcher:
             self._load.stop.set()
         if seconds > 1 and self._in_gap is None:
             self._in_gap = self._times()
+            self._load.longest_gap, self._before = 0.0, self._load.longest_gap
         elif seconds <= 1 and self._in_gap is not None:
             cpu, delay = (b - a for a, b in zip(self._in_gap, self._times(), strict=True))
             self._in_gap = None
             if self._load.longest_gap > GAP_SECONDS:
                 print(
                     f"nothing ended for {self._load.longest_gap:.1f} s: the servers ran {cpu:.1f} "
-                    f"s, and their threads waited {delay:.1f} s for a processor",
+                    f"s, and their threads waited {delay:.1f} s for a processor; a sleep of this "
+                    f"program was {self._late:.1f} s late",
                     flush=True,
                 )
+            self._load.longest_gap = max(self._load.longest_gap, self._before)
+            self._late = 0.0
+
+    def _tick(self) -> None:
+        while True:
+            begin = time.monotonic()
+            time.sleep(0.1)
+            self._late = max(self._late, time.monotonic() - begin - 0.1)
 
     def _times(self) -> tuple[float, float]:
         servers = self._servers.values()
