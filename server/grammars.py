@@ -1,7 +1,7 @@
 """Compiles the grammars of requests, before a request is submitted.
 
 An invalid grammar is an error before the first token, and nothing is queued. Clients are not
-trusted: one grammar compiles at a time, in a sandbox, and other requests go first.
+trusted: one grammar compiles at a time, in a sandbox, and clients take turns.
 Tested by tests/server/test_grammar_queue.py and test_http_hostile.py.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -18,28 +19,30 @@ from queue import PriorityQueue
 from typing import Final
 from weakref import WeakValueDictionary
 
-from ..base.errors import ClosedError, OverloadedError
+from ..base.errors import ClientLimitError, ClosedError, OverloadedError
 from ..base.log import get_logger
 from ..model.guide import CompiledGrammar, GrammarSpec, Loosened
 from ..model.guide.limits import QUICK_SECONDS, sandbox_seconds
 from ..model.guide.sandbox import Sandbox, SlowGrammarError
 from ..runtime.instance import Instance
 
-N_WAITING_MAX: Final = 32  # grammars; each takes a few ms, a second at most
+N_WAITING_MAX: Final = 64  # grammars; each takes a few ms, a second at most
+N_CLIENT_WAITING_MAX: Final = 32  # those of one client
 
 log = get_logger("server")
 _LOGGED: set[tuple[str, str]] = set()  # keywords and paths already logged
 _N_LOGGED_MAX: Final = 100
 
 
-# the seconds that a grammar may take, its number, itself (None: end), its result
-_Work = tuple[float, int, GrammarSpec | None, "Future[CompiledGrammar]"]
+# the seconds that a grammar may take, its turn, its number, itself (None: end), its result
+_Work = tuple[float, int, int, GrammarSpec | None, "Future[CompiledGrammar]"]
 
 
 class GrammarQueue:
     """Compiles the grammars of a model, one after another. Belongs to the event loop.
 
     Each has a first, short try. Those that need longer wait until no other is left for its first.
+    In both lines, the second grammar of a client comes after the first ones of the others.
     """
 
     def __init__(self, model: Instance) -> None:
@@ -48,26 +51,29 @@ class GrammarQueue:
         self._compiler.translate = self._sandbox.translate
         self._queue: PriorityQueue[_Work] = PriorityQueue()
         self._numbers = count()
-        self._n_waiting = 0
+        self._turn = 0  # of the last try that began
+        self._turns: dict[str, int] = {}  # the last one of each client
+        self._n_waiting: Counter[str] = Counter()  # by client
         self._same: WeakValueDictionary[GrammarSpec, asyncio.Lock] = WeakValueDictionary()
         self._closed = False
         threading.Thread(target=self._work, name="lamella-grammars", daemon=True).start()
 
-    async def compile(self, spec: GrammarSpec) -> None:
-        """Compile a grammar, and log what is not enforced, once.
+    async def compile(self, spec: GrammarSpec, client: str = "") -> None:
+        """Compile a grammar of a client, and log what is not enforced, once.
 
         The engine finds the compiled grammar in the compiler's cache. If the caller is cancelled
         while it waits for its turn, nothing is compiled.
 
         Raises:
             GrammarError: it is invalid or too large, or has a keyword that cannot be enforced.
+            ClientLimitError: too many grammars of the client are waiting.
             OverloadedError: too many grammars are waiting.
         """
         compiled = self._compiler.cached(spec)
         if compiled is None:
             # requests with the same grammar, such as those of one agent, wait for the first one
             async with self._same.setdefault(spec, asyncio.Lock()):
-                compiled = self._compiler.cached(spec) or await self._compiled(spec)
+                compiled = self._compiler.cached(spec) or await self._compiled(spec, client)
         _log(compiled.loosened)
 
     def close(self) -> None:
@@ -76,32 +82,46 @@ class GrammarQueue:
         self._sandbox.close()
         self._put(math.inf, None)
 
-    async def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
-        if self._n_waiting == N_WAITING_MAX:
+    async def _compiled(self, spec: GrammarSpec, client: str) -> CompiledGrammar:
+        if self._n_waiting.total() >= N_WAITING_MAX:
             raise OverloadedError(f"{N_WAITING_MAX} grammars are already waiting")
-        self._n_waiting += 1
+        if self._n_waiting[client] >= N_CLIENT_WAITING_MAX:
+            raise ClientLimitError(
+                f"{N_CLIENT_WAITING_MAX} grammars of this client are already waiting"
+            )
+        self._n_waiting[client] += 1
         try:
-            return await self._tried(spec, QUICK_SECONDS)
+            return await self._tried(spec, QUICK_SECONDS, client)
         except SlowGrammarError:
-            return await self._tried(spec, sandbox_seconds(spec.kind))
+            return await self._tried(spec, sandbox_seconds(spec.kind), client)
         finally:
-            self._n_waiting -= 1
+            self._n_waiting[client] -= 1
+            self._n_waiting += Counter()  # keeps no client that waits no more
 
-    def _tried(self, spec: GrammarSpec, seconds: float) -> asyncio.Future[CompiledGrammar]:
+    def _tried(
+        self, spec: GrammarSpec, seconds: float, client: str
+    ) -> asyncio.Future[CompiledGrammar]:
         if self._closed:
             raise ClosedError("the model is closed")
-        return asyncio.wrap_future(self._put(seconds, spec))
+        now = self._turn
+        turn = max(self._turns.get(client, now - 1) + 1, now)
+        self._turns = {name: last for name, last in self._turns.items() if last >= now}
+        self._turns[client] = turn
+        return asyncio.wrap_future(self._put(seconds, spec, turn))
 
-    def _put(self, seconds: float, spec: GrammarSpec | None) -> Future[CompiledGrammar]:
+    def _put(
+        self, seconds: float, spec: GrammarSpec | None, turn: int = 0
+    ) -> Future[CompiledGrammar]:
         future: Future[CompiledGrammar] = Future()
-        self._queue.put((seconds, next(self._numbers), spec, future))
+        self._queue.put((seconds, turn, next(self._numbers), spec, future))
         return future
 
     def _work(self) -> None:
         while True:
-            seconds, _, spec, future = self._queue.get()
+            seconds, turn, _, spec, future = self._queue.get()
             if spec is None:
                 return
+            self._turn = max(self._turn, turn)
             if not future.set_running_or_notify_cancel():
                 continue
             try:

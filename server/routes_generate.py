@@ -24,7 +24,7 @@ from .anthropic.body import MessagesBody
 from .anthropic.replies import MessageReplies
 from .bodies import work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
-from .clients import owner_of, salt_of
+from .clients import client_of, owner_of, salt_of
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
@@ -116,7 +116,7 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
         if replies is None:
             assert task.grammar is not None, "nothing to wait for"
             with _own_paths(task):
-                await _grammars(request, model).compile(task.grammar)
+                await _grammars(request, model).compile(task.grammar, client_of(request))
             replies = await asyncio.to_thread(_submit, api, bridge, model, task)
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices

@@ -33,7 +33,7 @@ from lamella.model.guide.schema.limits import (
 from lamella.model.guide.schema.numbers import N_DECIMALS, N_DIGITS
 from lamella.model.shipped import shipped_model
 from lamella.runtime.open import open_model
-from lamella.server.grammars import N_WAITING_MAX
+from lamella.server.grammars import N_CLIENT_WAITING_MAX, N_WAITING_MAX
 
 PAGE = (Path(__file__).parents[2] / "docs" / "structured.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -155,7 +155,7 @@ def test_the_page_has_the_limits_of_the_code() -> None:
         f"| a GBNF or Lark grammar | {kb[GrammarKind.GBNF]} KB |",
         f"| a regular expression | {kb[GrammarKind.REGEX]} KB |",
         f"| compiling, over HTTP | {seconds} of computing, {mb}, in a process of its own; "
-        f"{N_WAITING_MAX} grammars may wait |",
+        f"{N_WAITING_MAX} grammars may wait, {N_CLIENT_WAITING_MAX} of one client |",
         f"| masks | {1e3 * limits.SECONDS_PER_TOKEN:.3g} ms for each token on average;",
         f"| cache | the last {limits.N_CACHED_MAX} grammars |",
         f"patterns may overlap in {KEY_CLASSES} ways",

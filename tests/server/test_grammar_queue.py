@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_context import VOCAB
+from fake_context import VOCAB, WAIT_S
 
-from lamella.base.errors import ClosedError, GrammarError
-from lamella.model.guide import Compiler, GrammarKind, GrammarSpec
+from lamella.base.errors import ClientLimitError, ClosedError, GrammarError
+from lamella.model.guide import CompiledGrammar, Compiler, GrammarKind, GrammarSpec
 from lamella.model.guide.limits import QUICK_SECONDS, SANDBOX_SECONDS
 from lamella.model.guide.sandbox import Sandbox, SlowGrammarError
 from lamella.model.guide.spec import Lark
 from lamella.model.guide.translate import to_lark
 from lamella.runtime.instance import Instance
+from lamella.server import grammars
 from lamella.server.grammars import N_WAITING_MAX, GrammarQueue
 
 SLOW = "s"  # regular expressions that begin so need more than a first try
@@ -58,6 +60,37 @@ def test_slow_grammars_wait_for_the_others(tries: Tries) -> None:
     first = [(text, QUICK_SECONDS) for text in ("sa", "sb", "a", "b")]
     assert sorted(tries[:4]) == sorted(first)
     assert tries[4:] == [("sa", SANDBOX_SECONDS), ("sb", SANDBOX_SECONDS)]
+
+
+def test_clients_take_turns(tries: Tries, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    compile_spec = Compiler.compile
+
+    def wait(self: Compiler, *args: Any) -> CompiledGrammar:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return compile_spec(self, *args)
+
+    async def compile_all() -> None:
+        queue = grammar_queue()
+        tasks = [asyncio.create_task(queue.compile(regex("x"), "many"))]
+        await asyncio.to_thread(begun.wait, WAIT_S)
+        monkeypatch.setattr(grammars, "N_CLIENT_WAITING_MAX", 4)
+        for text, client in (("a", "many"), ("b", "many"), ("c", "many"), ("d", "one")):
+            tasks.append(asyncio.create_task(queue.compile(regex(text), client)))
+        await asyncio.sleep(0)  # all wait now
+        with pytest.raises(ClientLimitError, match="4 grammars of this client"):
+            await queue.compile(regex("e"), "many")
+        tasks.append(asyncio.create_task(queue.compile(regex("f"), "two")))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*tasks)
+        queue.close()
+        assert not queue._n_waiting
+
+    monkeypatch.setattr(Compiler, "compile", wait)
+    asyncio.run(compile_all())
+    assert [text for text, _ in tries] == ["x", "d", "f", "a", "b", "c"]
 
 
 def test_the_same_grammar_compiles_once_for_many_requests(tries: Tries) -> None:

@@ -54,7 +54,7 @@ def body(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused(server: RunningServer, name: str) -> None:
     reply = server.post("/completion", body(**HOSTILE[name]))
-    assert reply.status == 400, reply.raw[:200]
+    assert reply.status in (400, 413), reply.raw[:200]
     assert len(reply.error["message"]) < 1000
 
 
