@@ -231,7 +231,7 @@ def test_the_log_marks_constrained_requests(
     def ends() -> dict[str, bool | None]:
         """How requests ended, in the log's text and in its JSON."""
         records = [one.msg for one in caplog.records if isinstance(one.msg, RequestRecord)]
-        return {str(each).rpartition("  ")[2]: each.as_dict().get("complete") for each in records}
+        return {str(each).split("  ")[-2]: each.as_dict().get("complete") for each in records}
 
     expected = {"stop, complete": True, "length, incomplete": False, "length": None}
     with caplog.at_level("INFO", "lamella.server"):
