@@ -29,7 +29,7 @@ from ..base.log import get_logger
 from ..base.log_output import log_in_background
 from . import routes, routes_control, routes_embed, routes_generate, routes_missing
 from .bodies import discard_rest
-from .clients import KEY
+from .clients import KEY, network_of
 from .config import ServerConfig
 from .cors import preflight, set_cors_headers
 from .error_shapes import shape_of
@@ -44,7 +44,7 @@ from .progress import LoadProgress
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
 from .request_log import log_requests, record_of
 from .responses import routes as responses
-from .state import STATE, ServedModel, ServerState
+from .state import STATE, ServedModel, ServerState, generates
 from .watchdog import watching
 
 log = get_logger("server")
@@ -65,7 +65,9 @@ def create_app(state: ServerState) -> web.Application:
 
     Serve it with `HttpRunner`: it cancels the handler when a client disconnects.
     """
-    app = web.Application(middlewares=[discard_rest, _enter, log_requests, answer_errors, _admit])
+    app = web.Application(
+        middlewares=[_slow_down, discard_rest, _enter, log_requests, answer_errors, _admit]
+    )
     app[STATE] = state
     app[routes.METRICS] = Metrics(state)
     app.on_response_prepare.extend((_set_headers, set_cors_headers))
@@ -208,6 +210,18 @@ async def _close_engine(app: web.Application) -> None:
     model = state.model
     if model is not None:
         await asyncio.to_thread(model.worker.close)
+
+
+@web.middleware
+async def _slow_down(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: beside running texts, a client's many requests wait, as each costs processor
+    time."""
+    state = request.app[STATE]
+    if generates(state.model):
+        network = network_of(request.remote or "")  # keys are not known yet
+        if delay := state.pace.delay(network, asyncio.get_running_loop().time()):
+            await asyncio.sleep(delay)
+    return await handler(request)
 
 
 @web.middleware

@@ -19,11 +19,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from ..base.units import size_text
-from ..runtime.instance import Instance
 from .clients import client_of
 from .http_errors import ENCODINGS
 from .request_log import record_body
-from .state import STATE, ServedModel, ServerState
+from .state import STATE, ServerState, generates
 
 Result = TypeVar("Result")
 
@@ -55,7 +54,7 @@ async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) ->
 
     def end_turn(done: asyncio.Future[tuple[Result | Exception, float]]) -> None:
         n_seconds = 0.0 if done.cancelled() else done.result()[1]
-        lane.end(client, N_REST * n_seconds if i and _generates(state.model) else 0.0)
+        lane.end(client, N_REST * n_seconds if i and generates(state.model) else 0.0)
 
     # if the client disconnects, the thread works on, so the turn goes on too
     work_of_thread.add_done_callback(end_turn)
@@ -87,11 +86,6 @@ async def discard_rest(request: web.Request, handler: Handler) -> web.StreamResp
                     while await request.content.readany():
                         await asyncio.sleep(PAUSE_SECONDS)
     return response
-
-
-def _generates(model: ServedModel | None) -> bool:
-    """True if texts are generated now: their tokens would wait for work on bodies."""
-    return isinstance(model, Instance) and model.worker.n_running > 0
 
 
 def n_bytes_max(state: ServerState) -> int:

@@ -21,6 +21,7 @@ from .draining import RunningRequests
 from .grammars import GrammarQueue
 from .key_limits import KeyLimits
 from .keys import KeyRing
+from .pace import RequestPace
 from .progress import LoadProgress
 from .request_counts import RequestCounts
 from .responses.store import ResponseStore
@@ -52,6 +53,7 @@ class ServerState:
         self.responses = ResponseStore()
         self.lanes = [Turns() for _ in range(N_LANES)]  # of work on bodies
         self.readers = Turns(N_READERS, N_READERS_EACH)
+        self.pace = RequestPace()
         self.discards = Turns()  # of bodies of refused requests
         self.running = RunningRequests()
         self.counts = RequestCounts()  # of ended requests
@@ -70,3 +72,8 @@ class ServerState:
 
 
 STATE: Final = web.AppKey("state", ServerState)
+
+
+def generates(model: ServedModel | None) -> bool:
+    """True if texts are generated now: their tokens wait for other work."""
+    return isinstance(model, Instance) and model.worker.n_running > 0

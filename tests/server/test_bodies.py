@@ -130,7 +130,7 @@ def test_beside_a_running_text_long_bodies_get_a_part_of_a_core(
     with running(config=ServerConfig(port=0)) as server:
         long = {"content": "a" * N_BYTES_LANES[0]}
         server.ok("/tokenize", **long)
-        monkeypatch.setattr(bodies, "_generates", lambda model: True)
+        monkeypatch.setattr(bodies, "generates", lambda model: True)
         server.ok("/tokenize", **long)
         server.ok("/tokenize", content="a")
     assert rests == [False, True, False]
