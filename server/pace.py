@@ -1,7 +1,7 @@
 """The pace of a client's requests: so many a second, and a few more at once.
 
 Knows no request and no clock. The formula is the generic cell rate algorithm (ITU-T I.371).
-Tested by tests/server/test_pace.py.
+Tested by tests/server/test_request_pace.py.
 """
 
 from __future__ import annotations
