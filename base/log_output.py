@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TextIO
 
 from .errors import RequestError
+from .log_limit import LogLimit
 from .options import Options, Shortcut, option
 from .settings import environment
 
@@ -199,7 +200,7 @@ def log_in_background() -> Iterator[LogWriter]:
 class LogWriter(logging.Handler):
     """Passes lines to a thread, which writes many at once: each write releases Python's lock.
 
-    Drops lines if too many wait. A later line reports how many.
+    Drops lines if too many wait, or if a place in the code logs too many. Later lines report it.
     """
 
     def __init__(self, outputs: Sequence[logging.StreamHandler[TextIO]]) -> None:
@@ -207,6 +208,7 @@ class LogWriter(logging.Handler):
         self._outputs = outputs
         self._queued: list[Sequence[str]] = []  # the lines of a record, one for each output
         self._n_dropped = 0
+        self._limit = LogLimit()
         self._arrived, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lamella-log", daemon=True)
         self._thread.start()
@@ -218,6 +220,8 @@ class LogWriter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the lines of a record. `logging` holds the lock of this handler."""
+        if not self._limit.allows(record):
+            return
         if len(self._queued) >= N_QUEUED_MAX:
             self._n_dropped += 1
             return
@@ -234,7 +238,7 @@ class LogWriter(logging.Handler):
 
     def _run(self) -> None:
         while self._queued or not self._closing.is_set():
-            self._arrived.wait()
+            self._arrived.wait(self._limit.seconds_left + PAUSE_SECONDS)
             self._arrived.clear()
             self._write(self._take())
             self._closing.wait(PAUSE_SECONDS)
@@ -245,8 +249,10 @@ class LogWriter(logging.Handler):
         with self.lock:
             queued, n_dropped = self._queued, self._n_dropped
             self._queued, self._n_dropped = [], 0
+            reports = [*self._limit.reports(is_last=self._closing.is_set())]
         if n_dropped:
-            queued.append([_line(output, _dropped(n_dropped)) for output in self._outputs])
+            reports.append(_dropped(n_dropped))
+        queued += [[_line(output, report) for output in self._outputs] for report in reports]
         return queued
 
     def _write(self, queued: Sequence[Sequence[str]]) -> None:
