@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ..base.errors import RequestError
 from ..base.options import refused
 from ..model.chat.template import ChatTemplate
 from ..model.context import Context
 from ..model.graph_context import GraphContext
 from ..model.guide.params import without_replaced
 from ..model.pooling import F32Array, Pooling, normalized
-from ..model.sampling import samplers_from_chars
+from ..model.sampling import N_BIASES_MAX, samplers_from_chars
 from ..model.vocab import Vocab
 from .displaced import Displaced
 from .embedder import Embedder
@@ -153,6 +154,8 @@ class Instance(OpenedInstance):
                     found += [(token, bias) for token in ids]
                 case _:
                     found.append(pair)
+            if len(found) > N_BIASES_MAX:
+                raise RequestError(f"logit_bias has more than {N_BIASES_MAX} tokens")
         return found
 
 

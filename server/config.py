@@ -211,6 +211,15 @@ class ServerConfig(Options):
         help="longest body of a request; 0: what the context can hold, from 1 to 16",
     )
 
+    request_ram: int = option(
+        512,
+        "--request-ram",
+        metavar="MIB",
+        low=1,
+        high=INT32_MAX,
+        help="most MiB that the texts and probabilities of a request may take",
+    )
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """Addresses and paths of sockets, each once."""

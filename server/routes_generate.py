@@ -25,6 +25,7 @@ from .anthropic.replies import MessageReplies
 from .bodies import work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
 from .clients import client_of, owner_of, salt_of
+from .cost import check_cost
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
@@ -81,19 +82,24 @@ def _parse(api: Api[AnyBody], model: Instance, raw: bytes) -> GenerationTask:
 
 
 def _begin(
-    api: Api[AnyBody], bridge: Bridge, model: Instance, raw: bytes
+    api: Api[AnyBody], bridge: Bridge, model: Instance, n_mib_max: int, raw: bytes
 ) -> tuple[GenerationTask, Replies | None]:
     """Parse a body, and submit its choices if there is no grammar to compile before.
 
     One call, as each call of a thread costs the event loop a tenth of a request.
     """
     task = _parse(api, model, raw)
-    return task, _submit(api, bridge, model, task) if task.grammar is None else None
+    if task.grammar is not None:
+        return task, None
+    return task, _submit(api, bridge, model, n_mib_max, task)
 
 
-def _submit(api: Api[AnyBody], bridge: Bridge, model: Instance, task: GenerationTask) -> Replies:
-    """Submit the choices of a task. Raises as `Bridge.submit`."""
+def _submit(
+    api: Api[AnyBody], bridge: Bridge, model: Instance, n_mib_max: int, task: GenerationTask
+) -> Replies:
+    """Submit the choices of a task. Raises as `check_cost` and `Bridge.submit`."""
     choices = choices_of(model, task)
+    check_cost(task, model.n_ctx, n_mib_max)
     bridge.submit(choices, task)
     return api.replies(model, task, choices)
 
@@ -111,13 +117,14 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
     """Handle a request of an API."""
     model = text_model(request)
     bridge = Bridge(model.engine, _deliveries(request, model), owner_of(request), salt_of(request))
+    n_mib_max = request.app[STATE].config.request_ram
     try:
-        task, replies = await work_on_body(request, partial(_begin, api, bridge, model))
+        task, replies = await work_on_body(request, partial(_begin, api, bridge, model, n_mib_max))
         if replies is None:
             assert task.grammar is not None, "nothing to wait for"
             with _own_paths(task):
                 await _grammars(request, model).compile(task.grammar, client_of(request))
-            replies = await asyncio.to_thread(_submit, api, bridge, model, task)
+            replies = await asyncio.to_thread(_submit, api, bridge, model, n_mib_max, task)
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
         with _controlled(request, bridge, replies):

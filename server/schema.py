@@ -23,6 +23,7 @@ from pydantic import (
 
 from ..base.options import declarations
 from ..model.guide.params import GrammarParams
+from ..model.sampling import N_BIASES_MAX
 from ..runtime.params import ALIASES, RequestParams, without_aliases
 from .constraints import constraint_of
 
@@ -38,7 +39,6 @@ PARAMS: Final = (
 # limits, so that no request uses up the memory or the time of others
 N_PROMPTS_MAX: Final = 512
 N_PROBS_MAX: Final = 512  # candidates reported for each token
-N_BIASES_MAX: Final = 65536
 N_RESPONSE_FIELDS_MAX: Final = 256
 N_STOP_MAX: Final = 32  # the text is searched for each of them at every token
 N_STOP_CHARS_MAX: Final = 512  # so much text may be held back

@@ -2,13 +2,14 @@
 
 from .logprobs import Logprobs, TokenLogprob, model_logprobs, sampler_logprobs
 from .native import load_kernels, want_kernels
-from .params import DEFAULT_SAMPLERS, SamplingParams, samplers_from_chars
+from .params import DEFAULT_SAMPLERS, N_BIASES_MAX, SamplingParams, samplers_from_chars
 from .recommended import recommended_sampling
 from .rows import RowSampler, Sampled
 from .sampler import Sampler, SamplerVocab
 
 __all__ = [
     "DEFAULT_SAMPLERS",
+    "N_BIASES_MAX",
     "Logprobs",
     "RowSampler",
     "Sampled",

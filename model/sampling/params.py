@@ -44,6 +44,7 @@ _ABSENT: Final = frozenset({*_ABSENT_LETTERS.values(), "mirostat"})
 
 DEFAULT_DRY_BASE: Final = 1.75
 N_SAMPLERS_MAX: Final = 64  # each sampler takes time for every token
+N_BIASES_MAX: Final = 65536  # also after their texts are tokenized
 N_BREAKERS_MAX: Final = 128  # each breaker is searched in the whole vocabulary
 _INT32_MAX: Final = 2**31 - 1
 

@@ -1,0 +1,61 @@
+"""The memory of a request is known before it runs, and limited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_context import FakeContext
+from http_world import make_model, running
+
+from lamella.base.errors import RequestError
+from lamella.runtime.params import RequestParams
+from lamella.server.config import ServerConfig
+from lamella.server.cost import check_cost, request_cost
+from lamella.server.schema import GenerationBody
+from lamella.server.tasks import GenerationTask
+
+N_CTX = 4096
+
+
+def cost_of(n_prompts: int = 1, n_predict: int = -1, **body: Any) -> int:
+    return request_cost(task_of(n_prompts, n_predict, **body), N_CTX)
+
+
+def task_of(n_prompts: int = 1, n_predict: int = -1, **body: Any) -> GenerationTask:
+    params = RequestParams.make({"n_predict": n_predict})
+    prompts = [(1, 2)] * n_prompts
+    return GenerationTask(body=GenerationBody(**body), params=params, prompts=prompts)
+
+
+def test_a_cost_grows_with_all_that_a_reply_keeps() -> None:
+    assert cost_of(32) == 32 * cost_of()
+    assert cost_of(n_predict=10) < cost_of(n_predict=100) < cost_of()
+    assert cost_of(n_predict=10**9) == cost_of(n_predict=N_CTX) == cost_of()
+    assert cost_of(n_probs=512) > 8 * 512 * (N_CTX - 2)
+    assert cost_of(n_probs=512, stream=True) == cost_of()
+    assert cost_of(n=3) > 2 * cost_of()
+
+
+def test_the_limit_is_between_1_and_32_prompts_with_all_probabilities() -> None:
+    check_cost(task_of(1, n_probs=512), N_CTX, 512)
+    with pytest.raises(RequestError, match=r"5\d\d.* MiB .*512.* MiB .*--request-ram"):
+        check_cost(task_of(32, n_probs=512), N_CTX, 512)
+
+
+def test_a_request_of_too_much_memory_is_refused() -> None:
+    config = ServerConfig(port=0, request_ram=1)
+    with running(lambda: make_model(FakeContext(20_000)), config) as server:
+        reply = server.post("/completion", {"prompt": "abc", "n_probs": 512})
+        assert reply.status == 400
+        assert "--request-ram" in reply.error["message"]
+        server.ok("/completion", prompt="abc", n_probs=512, n_predict=5)
+
+
+def test_texts_of_biases_count_by_their_tokens() -> None:
+    with running() as server:
+        biases = [["abc" * 8000, 1.0]] * 3
+        reply = server.post("/completion", {"prompt": "abc", "logit_bias": biases})
+        assert reply.status == 400
+        assert "logit_bias" in reply.error["message"]
+        server.ok("/completion", prompt="abc", n_predict=1, logit_bias=biases[:2])
