@@ -1,34 +1,24 @@
 """Fuzzes grammars: random and hostile schemas, GBNF, Lark and regular expressions.
 
-    scripts/fuzz-grammars --minutes 10 --seed 1
-    scripts/fuzz-grammars --only 12345           # one input again, with its text
-
-Each input is compiled as a server does it, in a child process. Checked are: no error but
-GrammarError, a second of time, memory, and for what compiles that random texts by the masks end
-without an exception, that finished texts match (by `jsonschema` and `re`), and that the child
-lives. A failed check is a finding: its number makes the input again. The last line is JSON; the
-exit status is 1 after findings. Tested by tests/model/test_fuzz_grammars.py.
+Each input is compiled as a server does it. Checked are: no error but GrammarError, a second of
+time, and for what compiles that random texts by the masks end without an exception, and that
+finished texts match (by `jsonschema` and `re`). Tested by tests/model/test_fuzz_grammars.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import re
 import signal
-import sys
 import time
-import warnings
-from collections import Counter
 from collections.abc import Callable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from fuzz_inputs import make_input
+from fuzz_target import Outcome
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
@@ -48,22 +38,12 @@ from lamella.model.vocab import Vocab, load_vocab
 
 CPU_SECONDS: Final = 0.75  # of a compilation in this process; the sandbox has its own limit
 WALL_SECONDS: Final = 1.5  # of a compilation, unless the machine is busy
-HANG_SECONDS: Final = 60.0  # of an input
-PEAK_BYTES: Final = 256 << 20
 N_TOKENS: Final = 200
 N_TEXTS: Final = 3
 CHECK_SECONDS: Final = 2.0  # of `re` and `jsonschema`, which hostile patterns stop
 
 
-class Outcome(NamedTuple):
-    """What became of an input."""
-
-    what: str
-    finding: str = ""
-    seconds: float = 0.0
-
-
-class Subject:
+class Grammars:
     """Compiles and follows grammars, as a server does."""
 
     def __init__(self) -> None:
@@ -73,8 +53,12 @@ class Subject:
         self.masks = MaskComputer(n_mask_bits(self.vocab), 1)
         self.compiler.compile(GrammarSpec(GrammarKind.REGEX, "a"))  # starts the helper
 
-    def try_input(self, spec: GrammarSpec, seed: int) -> Outcome:
-        before = _memory("VmRSS")
+    def show(self, number: int) -> str:
+        spec = make_input(number)
+        return f"{spec.kind} strict={spec.strict}\n{spec.source}"
+
+    def try_input(self, number: int) -> Outcome:
+        spec = make_input(number)
         begin, cpu = time.perf_counter(), time.process_time()
         try:
             grammar: CompiledGrammar | None = self.compiler.compile(spec)
@@ -87,12 +71,9 @@ class Subject:
         if grammar is not None:
             what = "compiled"
             for i in range(N_TEXTS):
-                what, finding = self._text(spec, grammar, random.Random(seed + i))
+                what, finding = self._text(spec, grammar, random.Random(number + i))
                 if finding:
                     return Outcome(what, finding, wall)
-        peak = _memory("VmHWM") - before
-        if peak > PEAK_BYTES:
-            return Outcome("large", f"{peak >> 20} MiB of memory", wall)
         return Outcome(what, "", wall)
 
     def _text(
@@ -189,95 +170,3 @@ def _kind_of(message: str) -> str:
         if word in message:
             return f"refused: {word}"
     return "refused" if "cannot be followed" not in message else "failed in the text"
-
-
-def _memory(field: str) -> int:
-    with open("/proc/self/status") as status:
-        [kib] = [int(line.split()[1]) for line in status if line.startswith(f"{field}:")]
-    return kib << 10
-
-
-def _child(pipe: Connection) -> None:
-    warnings.simplefilter("ignore")  # of `re`, about patterns
-    subject = Subject()
-    while True:
-        number = pipe.recv()
-        with open("/proc/self/clear_refs", "w") as refs:
-            refs.write("5")  # the peak of memory starts here
-        try:
-            outcome = subject.try_input(make_input(number), number)
-        except Exception as e:
-            outcome = Outcome("exception", f"{type(e).__name__}: {e}"[:500])
-        pipe.send(outcome)
-
-
-class Fuzzer:
-    """Gives inputs to a child process, and starts another when one ends."""
-
-    def __init__(self) -> None:
-        self._context = get_context("spawn")
-        self._start()
-
-    def _start(self) -> None:
-        self._pipe, other = self._context.Pipe()
-        self._process = self._context.Process(target=_child, args=(other,), daemon=True)
-        self._process.start()
-        other.close()
-
-    def try_input(self, number: int) -> Outcome:
-        """Try an input, and kill the child if it takes too long."""
-        try:
-            self._pipe.send(number)
-            if self._pipe.poll(HANG_SECONDS):
-                outcome: Outcome = self._pipe.recv()
-                return outcome
-            outcome = Outcome("hang", f"no result after {HANG_SECONDS} s")
-        except (EOFError, OSError):
-            self._process.join()
-            outcome = Outcome("crash", f"the process ended with {self._process.exitcode}")
-        self.close()
-        self._start()
-        return outcome
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def main() -> int:
-    args = _arguments()
-    if args.only is not None:
-        spec = make_input(args.only)
-        print(f"{spec.kind} strict={spec.strict}\n{spec.source}")
-    fuzzer, counts, findings = Fuzzer(), Counter[str](), list[tuple[int, Outcome]]()
-    end, number, slowest = time.monotonic() + 60 * args.minutes, args.seed << 32, 0.0
-    while time.monotonic() < end:
-        outcome = fuzzer.try_input(number if args.only is None else args.only)
-        counts[outcome.what] += 1
-        slowest = max(slowest, outcome.seconds)
-        if outcome.finding:
-            findings.append((number, outcome))
-            print(f"{number}: {outcome.what}: {outcome.finding}", flush=True)
-        if args.only is not None:
-            print(outcome)
-            break
-        number += 1
-    fuzzer.close()
-    for what, n in counts.most_common():
-        print(f"{n:8} {what}")
-    n_inputs = sum(counts.values())
-    result = {"inputs": n_inputs, "findings": len(findings), "slowest_s": round(slowest, 3)}
-    print(json.dumps({**result, "seed": args.seed}))
-    return 1 if findings else 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--minutes", type=float, default=1.0, help="time to run (1)")
-    parser.add_argument("--seed", type=int, default=0, help="where the numbers begin (0)")
-    parser.add_argument("--only", type=int, metavar="N", help="only the input of a finding")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,6 @@ from collections import Counter
 
 import fuzz_grammars
 import pytest
-from fuzz_grammars import Fuzzer, Outcome
 from fuzz_inputs import make_input
 
 from lamella.model.guide import GrammarKind, GrammarSpec
@@ -35,13 +34,3 @@ def test_a_wrong_text_is_a_finding(kind: GrammarKind, source: str, good: bytes, 
     spec = GrammarSpec(kind, source)
     assert not fuzz_grammars.wrong(spec, good)
     assert fuzz_grammars.wrong(spec, bad)
-
-
-@pytest.mark.full
-def test_a_child_that_ends_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    fuzzer = Fuzzer()
-    assert fuzzer.try_input(1).finding == ""
-    fuzzer._process.kill()
-    assert fuzzer.try_input(2) == Outcome("crash", "the process ended with -9")
-    assert fuzzer.try_input(1).finding == ""
-    fuzzer.close()

@@ -1,0 +1,79 @@
+"""Fuzzes bodies of requests: JSON with other values, other keys and broken bytes.
+
+A seed is a path in its first line, and a body in JSON after it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, Final
+
+from fuzz_server import FuzzedServer
+from fuzz_target import Outcome, corpus, mutated
+
+VALUES: Final[tuple[Any, ...]] = (
+    *(None, True, False, 0, 1, -1, 2, 0.5, 1e300, -1e300, 2**31, 2**63, 2**64, -(2**63), 10**400),
+    *("", "a", "a" * 5000, "\x00", "😀", "\ud800", "../../etc/passwd", "%s%n", "\r\nX: y", "NaN"),
+    *([], [[]], [None], [1, "a", []], ["a"] * 600, [0] * 5000, {}, {"type": 1}, {"": {}}),
+    *({"type": "text", "text": "a"}, [{"type": "image_url", "image_url": {"url": "file:///"}}]),
+)
+KEYS: Final = (
+    *("prompt", "n_predict", "n_probs", "logit_bias", "stop", "stream", "grammar", "json_schema"),
+    *("messages", "tools", "tool_choice", "response_format", "max_tokens", "temperature", "seed"),
+    *("top_k", "top_p", "min_p", "samplers", "n", "best_of", "logprobs", "top_logprobs", "echo"),
+    *("chat_template_kwargs", "reasoning_effort", "input", "content", "role", "regex", "dry_base"),
+    *("mirostat", "ignore_eos", "return_tokens", "cache_prompt", "t_max_predict_ms", "n_keep", ""),
+)
+WORDS: Final = (
+    *(b'"', b"\\", b"\\u0000", b"\\ud800", b"{", b"}", b"[", b"]", b",", b":", b"null", b"NaN"),
+    *(b"-Infinity", b"1e999", b"-", b"0x1", b"1" * 5000, b"[" * 3000, b'{"a":' * 3000, b"\xff"),
+    *(b'"stream":true,', b'"prompt":1,', b"\xef\xbb\xbf", b"/*", b"'", b"\x00"),
+)
+
+
+class Bodies:
+    """Bodies, sent to a server with a fake model."""
+
+    def __init__(self) -> None:
+        self._seeds = [seed.split(b"\n", 1) for seed in corpus("bodies")]
+        self._server = FuzzedServer()
+
+    def make(self, number: int) -> bytes:
+        """The request with this number."""
+        rng = random.Random(number)
+        path, body = rng.choice(self._seeds)
+        if rng.random() < 0.8:
+            value = json.loads(body)
+            for _ in range(rng.randint(1, 4)):
+                value = self._changed(rng, value)
+            body = json.dumps(value).encode()
+        if rng.random() < 0.3:
+            body = mutated(rng, [body, *(seed for _, seed in self._seeds)], WORDS)
+        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % path
+        return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+            len(body),
+            body,
+        )
+
+    def _changed(self, rng: random.Random, value: Any) -> Any:
+        """A JSON value with one part replaced, added or left out."""
+        if not isinstance(value, dict | list) or rng.random() < 0.15:
+            return rng.choice(VALUES)
+        if not value or rng.random() < 0.2:
+            new = rng.choice(VALUES)
+            return {**value, rng.choice(KEYS): new} if isinstance(value, dict) else [*value, new]
+        key: Any = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        if rng.random() < 0.1:
+            if isinstance(value, dict):
+                return {k: v for k, v in value.items() if k != key}
+            return value[:key] + value[key + 1 :]
+        changed = value.copy()
+        changed[key] = self._changed(rng, value[key])
+        return changed
+
+    def show(self, number: int) -> str:
+        return repr(self.make(number))
+
+    def try_input(self, number: int) -> Outcome:
+        return self._server.exchange(self.make(number))
