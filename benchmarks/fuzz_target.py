@@ -23,6 +23,7 @@ from lamella.base.process_limits import used_bytes
 
 CORPUS: Final = Path(__file__).resolve().parents[1] / "tests" / "data" / "corpus"
 HANG_SECONDS: Final = 60.0  # of an input
+START_SECONDS: Final = 280.0
 PEAK_BYTES: Final = 256 << 20
 
 
@@ -58,9 +59,13 @@ class Fuzzer:
 
     def _start(self) -> None:
         self._pipe, other = self._context.Pipe()
-        self.process = self._context.Process(target=_child, args=(other, self._make, PEAK_BYTES), daemon=True)
+        self.process = self._context.Process(
+            target=_child, args=(other, self._make, PEAK_BYTES), daemon=True
+        )
         self.process.start()
         other.close()
+        if not self._pipe.poll(START_SECONDS) or not self._pipe.recv():
+            raise RuntimeError(f"the target does not start within {START_SECONDS:g} s")
 
     def try_input(self, number: int) -> Outcome:
         """Try an input, and kill the child if it takes too long."""
@@ -85,6 +90,7 @@ class Fuzzer:
 def _child(pipe: Connection, make: Callable[[], Target], n_bytes: int) -> None:
     warnings.simplefilter("ignore")
     target = make()
+    pipe.send(True)
     while True:
         number = pipe.recv()
         with open("/proc/self/clear_refs", "w") as refs:

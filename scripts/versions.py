@@ -24,7 +24,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 # tools that no test of the selection runs
 SLOW: Final = ("mypy", "ruff", "build", "selenium", "cuda-bindings", "nvidia-cuda-nvrtc-cu12")
-# reading models, templates, tokenizers, a server with its clients, grammars, compiled kernels, tools
+# models, templates, tokenizers, a server with its clients, grammars, compiled kernels, tools
 SELECTION: Final = (
     "tests/model/test_gguf_read.py",
     "tests/model/test_chat_templates.py",
@@ -78,14 +78,15 @@ def run_tests(python: Path, all_tests: bool, arguments: Sequence[str]) -> int:
     """Run the tests. Return pytest's exit status."""
     chosen = [] if all_tests else SELECTION
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    processes = ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal"]
+    processes = ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile"]
     return subprocess.call([*command, *processes, *chosen, *arguments], cwd=ROOT)
 
 
 def show(python: Path, wanted: Sequence[str]) -> None:
     """Print the versions that are installed."""
     names = [floor_of(each).partition("==")[0] for each in wanted]
-    code = "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
+    code = "import sys, importlib.metadata as m\n"
+    code += "print(*(f'{name} {m.version(name)}' for name in sys.argv[1:]), sep=', ')"
     subprocess.run([str(python), "-c", code, *names], check=True)
 
 
