@@ -18,7 +18,7 @@ from http_world import listening, make_model
 
 from lamella.server.config import ServerConfig
 
-ANSWER_SECONDS: Final = 20.0  # as a machine may be busy
+ANSWER_SECONDS: Final = 50.0  # as a machine may be busy
 SILENCE_SECONDS: Final = 0.1  # then an incomplete request is ended
 N_REPLY_MAX: Final = 64 << 20
 STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3}) ")

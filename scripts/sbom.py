@@ -69,13 +69,13 @@ def component(name: str) -> dict[str, Any]:
 def _licenses(found: Distribution) -> Iterator[dict[str, Any]]:
     """The license: an expression, or a name from a classifier or a short text."""
     meta = found.metadata
-    if expression := meta.get("License-Expression"):
-        yield {"expression": expression}
+    if "License-Expression" in meta:
+        yield {"expression": meta["License-Expression"]}
     for classifier in meta.get_all("Classifier") or ():
         if classifier.startswith("License :: "):
             yield {"license": {"name": classifier.rpartition(" :: ")[2]}}
-    if (text := meta.get("License") or "") and "\n" not in text:
-        yield {"license": {"name": text}}
+    if "License" in meta and "\n" not in meta["License"]:
+        yield {"license": {"name": meta["License"]}}
 
 
 def reference(name: str) -> str:

@@ -46,9 +46,8 @@ def requirements(project: dict[str, Any], all_tests: bool) -> list[str]:
     """What the tests need, as pyproject.toml has it."""
     tools = project["optional-dependencies"]["test"]
     left_out = () if all_tests else SLOW
-    return project["dependencies"] + [
-        tool for tool in tools if floor_of(tool).partition("==")[0] not in left_out
-    ]
+    chosen = [tool for tool in tools if floor_of(tool).partition("==")[0] not in left_out]
+    return [*project["dependencies"], *chosen]
 
 
 def floor_of(requirement: str) -> str:

@@ -191,11 +191,11 @@ def short_reply(status: HTTPStatus, message: str, headers: Mapping[str, str]) ->
     return f"HTTP/1.1 {status} {status.phrase}\r\n{''.join(lines)}\r\n".encode() + body
 
 
-def _without_expectation(make: Callable[..., web.Request]) -> Callable[..., web.Request]:
+def _without_expectation(make: Callable[..., web.BaseRequest]) -> Callable[..., web.BaseRequest]:
     """Ignore unknown values of `Expect`, as RFC 9110 allows: aiohttp answers them before any
     middleware, with their text, and fails if that is not UTF-8."""
 
-    def made(message: Any, *more: Any) -> web.Request:
+    def made(message: Any, *more: Any) -> web.BaseRequest:
         if message.headers.get("Expect", "100-continue").lower() != "100-continue":
             headers = CIMultiDict(message.headers)
             headers.popall("Expect")
