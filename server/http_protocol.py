@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -23,7 +23,6 @@ from aiohttp.http_exceptions import (
     HttpProcessingError,
     LineTooLong,
 )
-from multidict import CIMultiDict, CIMultiDictProxy
 
 from .accepting import Acceptor
 from .connections import Connection, Connections
@@ -60,7 +59,7 @@ class HttpRunner(web.AppRunner):
             plain.request_handler,
             table,
             has_request_log=config.request_log,
-            request_factory=_without_expectation(plain.request_factory),
+            request_factory=plain.request_factory,
             handler_cancellation=True,
             lingering_time=0,  # see `discard_rest`
             access_log=None,
@@ -189,20 +188,6 @@ def short_reply(status: HTTPStatus, message: str, headers: Mapping[str, str]) ->
     }
     lines = (f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status} {status.phrase}\r\n{''.join(lines)}\r\n".encode() + body
-
-
-def _without_expectation(make: Callable[..., web.BaseRequest]) -> Callable[..., web.BaseRequest]:
-    """Ignore unknown values of `Expect`, as RFC 9110 allows: aiohttp answers them before any
-    middleware, with their text, and fails if that is not UTF-8."""
-
-    def made(message: Any, *more: Any) -> web.BaseRequest:
-        if message.headers.get("Expect", "100-continue").lower() != "100-continue":
-            headers = CIMultiDict(message.headers)
-            headers.popall("Expect")
-            message = message._replace(headers=CIMultiDictProxy(headers))
-        return make(message, *more)
-
-    return made
 
 
 def status_and_message(status: int, error: BaseException | None) -> tuple[int, str]:

@@ -187,21 +187,3 @@ def test_a_body_with_an_invalid_encoding_logs_no_traceback(
         assert error_of(exchange(server, raw))["code"] == 400
     assert [r for r in caplog.records if r.exc_info] == []
     assert "Unhandled" not in caplog.text
-
-
-@pytest.mark.parametrize("value", [b"101-go", b"\xee"], ids=["text", "no UTF-8"])
-@pytest.mark.parametrize(("path", "status"), [(b"/tokenize", b"200"), (b"/nothing", b"404")])
-def test_an_unknown_expectation_is_ignored(
-    server: RunningServer, path: bytes, status: bytes, value: bytes
-) -> None:
-    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nExpect: %b\r\n"
-    body = b'Content-Length: 15\r\n\r\n{"content":"a"}'
-    assert exchange(server, head % (path, value) + body).startswith(b"HTTP/1.1 " + status)
-
-
-def test_a_client_that_waits_for_100_continue(server: RunningServer) -> None:
-    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    more = b'Expect: 100-continue\r\nContent-Length: 15\r\n\r\n{"content":"a"}'
-    first, _, second = exchange(server, head + more).partition(b"\r\n\r\n")
-    assert first == b"HTTP/1.1 100 Continue"
-    assert second.startswith(b"HTTP/1.1 200 ")
