@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from .base.errors import (
     BackendError,
     CancelledError,
+    ClientLimitError,
     ClosedError,
     ContextSizeError,
     DoesNotFitError,
@@ -67,6 +68,7 @@ __all__ = [
     "BackendError",
     "CancelledError",
     "ClosedError",
+    "ClientLimitError",
     "ContextSizeError",
     "DoesNotFitError",
     "DownloadError",

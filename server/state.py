@@ -51,7 +51,8 @@ class ServerState:
         self.deliveries: Deliveries | None = None  # once a request generates a text
         self.controlled: dict[str, Bridge] = {}  # chats with `reasoning_control`, by reply id
         self.responses = ResponseStore()
-        self.lanes = [Turns() for _ in range(N_LANES)]  # of work on bodies
+        # of work on bodies: two at once, so that one that takes long stops no other client
+        self.lanes = [Turns(2) for _ in range(N_LANES)]
         self.readers = Turns(N_READERS, N_READERS_EACH)
         self.pace = RequestPace()
         self.discards = Turns()  # of bodies of refused requests

@@ -79,13 +79,14 @@ def test_a_small_request_does_not_wait_for_all_prompts_of_a_large_one(
 
 @pytest.mark.parametrize(("client", "request_"), [("b", 1), ("a", 2)])
 def test_a_small_request_does_not_wait_for_long_texts(client: str, request_: int) -> None:
-    context, arrived = FakeContext(2048), threading.Event()
+    context, arrived, is_open = FakeContext(2048), threading.Event(), threading.Event()
     long = [Recorder() for _ in range(4)]
     small = Recorder()
     n_long: list[int] = []
 
     def decode(step: int) -> None:
         if step == 20:
+            assert is_open.wait(WAIT_S)
             engine.submit(owned(small, client, request_))
             arrived.set()
         if small.ends and not n_long:
@@ -94,6 +95,7 @@ def test_a_small_request_does_not_wait_for_long_texts(client: str, request_: int
     context.on_decode = decode
     jobs = [owned(sink, "a", 1, 7, 8 + i, n=300, seed=i) for i, sink in enumerate(long)]
     with running(context, *jobs) as engine:
+        is_open.set()
         assert arrived.wait(WAIT_S)
         small.result()
         for i, sink in enumerate(long):

@@ -110,7 +110,7 @@ def test_log(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
         records = [r.msg for r in caplog.records if isinstance(r.msg, RequestRecord)]
         found = [record for record in records if record.n_texts]  # not those of earlier tests
     first, second = found
-    line = r"POST /v1/embeddings +200  in +6 in 2 texts +\d+ ms +\d+ tok/s"
+    line = r"POST /v1/embeddings +200  in +6 in 2 texts +\d+ ms +\d+ tok/s +req_\w+"
     assert re.fullmatch(line, str(first)), str(first)
     assert " in     4 in 1 text " in str(second)
     fields = first.as_dict()

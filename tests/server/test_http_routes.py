@@ -141,7 +141,7 @@ class WatchedVocab(HttpVocab):
         self.threads: set[str] = set()
 
     def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
-        if len(text) > 5000:
+        if len(text) > 1000:
             self.threads.add(threading.current_thread().name)
         return super().tokenize(text, add_special)
 
@@ -149,9 +149,9 @@ class WatchedVocab(HttpVocab):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/tokenize", {"content": "a" * 6000}),
-        ("/completion", {"prompt": "a" * 6000}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 6000}]}),
+        ("/tokenize", {"content": "a" * 1500}),
+        ("/completion", {"prompt": "a" * 1500}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 1500}]}),
     ],
 )
 def test_long_texts_do_not_block_the_event_loop(path: str, body: object) -> None:
