@@ -219,6 +219,14 @@ class ServerConfig(Options):
         high=INT32_MAX,
         help="most MiB that the texts and probabilities of a request may take",
     )
+    requests_ram: int = option(
+        2048,
+        "--requests-ram",
+        metavar="MIB",
+        low=1,
+        high=INT32_MAX,
+        help="most MiB that those of all running requests may take; half of it one client's",
+    )
 
     @property
     def hosts(self) -> tuple[str, ...]:

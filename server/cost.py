@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..base.errors import RequestError
-from ..base.units import size_text
 from .tasks import GenerationTask
 
-MIB: Final = 1024**2
-# measured, rounded up
+# estimated from the sizes of Python's objects and of arrays, rounded up
 N_TOKEN_BYTES: Final = 128  # a token with its text
 N_POSITION_BYTES: Final = 256  # the arrays of a position's probabilities, without elements
 N_PROB_BYTES: Final = 8  # an id and a logarithm
@@ -39,14 +36,3 @@ def request_cost(task: GenerationTask, n_ctx: int) -> int:
         choice = N_CHOICE_BYTES + N_CHOICE_BIAS_BYTES * n_bias + position * n
         total += N_TOKEN_BYTES * len(prompt) + task.body.n_choices * choice
     return total
-
-
-def check_cost(task: GenerationTask, n_ctx: int, n_mib_max: int) -> None:
-    """Raise RequestError if a task may take more than `n_mib_max` MiB."""
-    cost = request_cost(task, n_ctx)
-    if cost > n_mib_max * MIB:
-        raise RequestError(
-            f"the request may take {size_text(cost)} of memory, at most "
-            f"{size_text(n_mib_max * MIB)} are allowed (--request-ram): set a smaller max_tokens, "
-            "or send fewer prompts, choices, probabilities or biases"
-        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -24,8 +24,9 @@ from .anthropic.body import MessagesBody
 from .anthropic.replies import MessageReplies
 from .bodies import work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
+from .budget import Reservation
 from .clients import client_of, owner_of, salt_of
-from .cost import check_cost
+from .cost import request_cost
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
@@ -82,7 +83,7 @@ def _parse(api: Api[AnyBody], model: Instance, raw: bytes) -> GenerationTask:
 
 
 def _begin(
-    api: Api[AnyBody], bridge: Bridge, model: Instance, n_mib_max: int, raw: bytes
+    api: Api[AnyBody], bridge: Bridge, model: Instance, memory: Reservation, raw: bytes
 ) -> tuple[GenerationTask, Replies | None]:
     """Parse a body, and submit its choices if there is no grammar to compile before.
 
@@ -91,15 +92,15 @@ def _begin(
     task = _parse(api, model, raw)
     if task.grammar is not None:
         return task, None
-    return task, _submit(api, bridge, model, n_mib_max, task)
+    return task, _submit(api, bridge, model, memory, task)
 
 
 def _submit(
-    api: Api[AnyBody], bridge: Bridge, model: Instance, n_mib_max: int, task: GenerationTask
+    api: Api[AnyBody], bridge: Bridge, model: Instance, memory: Reservation, task: GenerationTask
 ) -> Replies:
-    """Submit the choices of a task. Raises as `check_cost` and `Bridge.submit`."""
+    """Submit the choices of a task. Raises as `Reservation.take` and `Bridge.submit`."""
     choices = choices_of(model, task)
-    check_cost(task, model.n_ctx, n_mib_max)
+    memory.take(request_cost(task, model.n_ctx))
     bridge.submit(choices, task)
     return api.replies(model, task, choices)
 
@@ -117,22 +118,19 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
     """Handle a request of an API."""
     model = text_model(request)
     bridge = Bridge(model.engine, _deliveries(request, model), owner_of(request), salt_of(request))
-    n_mib_max = request.app[STATE].config.request_ram
-    try:
-        task, replies = await work_on_body(request, partial(_begin, api, bridge, model, n_mib_max))
+    with request.app[STATE].memory.reservation(client_of(request)) as memory, closing(bridge):
+        task, replies = await work_on_body(request, partial(_begin, api, bridge, model, memory))
         if replies is None:
             assert task.grammar is not None, "nothing to wait for"
             with _own_paths(task):
                 await _grammars(request, model).compile(task.grammar, client_of(request))
-            replies = await asyncio.to_thread(_submit, api, bridge, model, n_mib_max, task)
+            replies = await asyncio.to_thread(_submit, api, bridge, model, memory, task)
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
         with _controlled(request, bridge, replies):
             if replies.body.stream:
                 return await _stream(request, bridge, replies)
             return await _whole(request, bridge, replies)
-    finally:
-        bridge.close()
 
 
 @contextmanager

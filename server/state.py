@@ -16,6 +16,7 @@ from aiohttp import web
 from ..base.background import begin
 from ..runtime.instance import EmbeddingInstance, Instance
 from .bridge import Bridge, Deliveries
+from .budget import RequestsBudget
 from .config import ServerConfig
 from .draining import RunningRequests
 from .grammars import GrammarQueue
@@ -46,6 +47,7 @@ class ServerState:
         self.config = config
         self.keys = KeyRing(config.keys)
         self.key_limits = KeyLimits()
+        self.memory = RequestsBudget(config.request_ram, config.requests_ram)
         self.model = model
         self.grammars: GrammarQueue | None = None  # once a request has a grammar
         self.deliveries: Deliveries | None = None  # once a request generates a text

@@ -10,8 +10,9 @@ from http_world import make_model, running
 
 from lamella.base.errors import RequestError
 from lamella.runtime.params import RequestParams
+from lamella.server.budget import MIB, RequestsBudget
 from lamella.server.config import ServerConfig
-from lamella.server.cost import check_cost, request_cost
+from lamella.server.cost import request_cost
 from lamella.server.schema import GenerationBody
 from lamella.server.tasks import GenerationTask
 
@@ -38,9 +39,12 @@ def test_a_cost_grows_with_all_that_a_reply_keeps() -> None:
 
 
 def test_the_limit_is_between_1_and_32_prompts_with_all_probabilities() -> None:
-    check_cost(task_of(1, n_probs=512), N_CTX, 512)
-    with pytest.raises(RequestError, match=r"5\d\d.* MiB .*512.* MiB .*--request-ram"):
-        check_cost(task_of(32, n_probs=512), N_CTX, 512)
+    assert cost_of(n_probs=512) <= 512 * MIB
+    with (
+        RequestsBudget(512, 2048).reservation("a") as memory,
+        pytest.raises(RequestError, match=r"5\d\d.* MiB .*512.* MiB .*--request-ram"),
+    ):
+        memory.take(cost_of(32, n_probs=512))
 
 
 def test_a_request_of_too_much_memory_is_refused() -> None:

@@ -1,0 +1,133 @@
+"""The memory of all running requests is limited, also that of one client, and is freed again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+from fake_context import WAIT_S, FakeContext
+from http_world import make_model, running
+
+from lamella.base.errors import ClientLimitError, OverloadedError, RequestError
+from lamella.server import state
+from lamella.server.budget import MIB, RequestsBudget, Reservation
+from lamella.server.config import ServerConfig
+
+
+def test_a_reservation_is_freed_when_its_block_ends() -> None:
+    budget = RequestsBudget(4, 8)
+    with budget.reservation("a") as one:
+        one.take(3 * MIB)
+        one.take(MIB)
+        assert budget.n_held == 4 * MIB
+    assert budget.n_held == 0
+    one.take(MIB)  # by a thread that was late
+    assert budget.n_held == 0
+
+
+def test_a_client_may_hold_half() -> None:
+    budget = RequestsBudget(4, 8)
+    with budget.reservation("a") as one, budget.reservation("a") as two:
+        one.take(3 * MIB)
+        with pytest.raises(ClientLimitError, match=r"2.* MiB.*3.* MiB.*4.* MiB.*--requests-ram"):
+            two.take(2 * MIB)
+        two.take(MIB)
+        assert budget.n_held == 4 * MIB
+
+
+def test_all_clients_share_the_budget() -> None:
+    budget = RequestsBudget(4, 8)
+    with (
+        budget.reservation("a") as a,
+        budget.reservation("b") as b,
+        budget.reservation("c") as c,
+    ):
+        a.take(4 * MIB)
+        b.take(3 * MIB)
+        with pytest.raises(OverloadedError, match=r"7.* MiB.*8.* MiB.*--requests-ram") as caught:
+            c.take(2 * MIB)
+        assert not isinstance(caught.value, ClientLimitError)
+        c.take(MIB)
+
+
+@pytest.mark.parametrize("n_mib", [8, 100])
+def test_what_can_never_fit_is_no_matter_of_time(n_mib: int) -> None:
+    budget = RequestsBudget(4 if n_mib == 100 else 100, n_mib)
+    with budget.reservation("a") as one, pytest.raises(RequestError, match="--request-ram"):
+        one.take(4 * MIB + 1)
+
+
+class Recorded(RequestsBudget):
+    """A budget that counts reservations. The last one made is `made[-1]`."""
+
+    made: list[Recorded] = []  # noqa: RUF012
+
+    def __init__(self, n_mib_each: int, n_mib: int) -> None:
+        super().__init__(n_mib_each, n_mib)
+        self.n_taken = 0
+        self.made.append(self)
+
+    def take(self, reservation: Reservation, cost: int) -> None:
+        super().take(reservation, cost)
+        self.n_taken += 1
+
+    def wait_until(self, check: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not check():
+            assert time.monotonic() < deadline, self.n_held
+            time.sleep(0.002)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
+    monkeypatch.setattr(Recorded, "made", [])
+    monkeypatch.setattr(state, "RequestsBudget", Recorded)
+    return Recorded.made
+
+
+@pytest.mark.parametrize(("holder", "status"), [("127.0.0.1", 429), ("other", 503)])
+def test_a_request_that_does_not_fit_now_may_try_again(
+    made: list[Recorded], holder: str, status: int
+) -> None:
+    config = ServerConfig(port=0, request_ram=1, requests_ram=2)
+    with running(config=config) as server:
+        (budget,) = made
+        with budget.reservation("third") as third, budget.reservation(holder) as held:
+            third.take(MIB)
+            held.take(MIB)
+            reply = server.post("/completion", {"prompt": "abc", "n_predict": 1})
+            assert reply.status == status
+            assert int(reply.headers["retry-after"]) > 0
+            assert "--requests-ram" in reply.error["message"]
+        server.ok("/completion", prompt="abc", n_predict=1)
+
+
+def test_requests_of_all_ends_free_their_memory(made: list[Recorded]) -> None:
+    with running() as server:
+        (budget,) = made
+        ends: list[tuple[str, dict[str, Any], int]] = [
+            ("/completion", {"prompt": "abc"}, 200),
+            ("/completion", {"prompt": "abc", "stream": True}, 200),
+            ("/completion", {"prompt": ["a"] * 100}, 400),
+            ("/completion", {"prompt": "abc", "grammar": 'root ::= "a"'}, 200),
+            ("/v1/responses", {"input": "abc", "max_output_tokens": 16}, 200),
+        ]
+        for n_taken, (path, body, status) in enumerate(ends, 1):
+            reply = server.post(path, {"n_predict": 4} | body if path == "/completion" else body)
+            assert reply.status == status, reply.raw
+            budget.wait_until(lambda: budget.n_held == 0)
+            assert budget.n_taken == n_taken
+
+
+def test_a_client_that_disconnects_frees_its_memory(made: list[Recorded]) -> None:
+    with running(lambda: make_model(FakeContext(20_000))) as server:
+        (budget,) = made
+        with closing(server.connect()) as connection:
+            body = b'{"prompt": "abc", "ignore_eos": true, "stream": true}'
+            connection.request("POST", "/completion", body)
+            assert connection.getresponse().status == 200
+            assert budget.n_held > MIB
+        budget.wait_until(lambda: budget.n_held == 0)
