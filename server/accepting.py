@@ -34,12 +34,12 @@ class Acceptor:
     """Accepts connections of listening sockets, and closes those whose clients are late."""
 
     def __init__(
-        self, connections: Connections, open_protocol: OpenProtocol, refusal: bytes
+        self, connections: Connections, open_protocol: OpenProtocol, refuse: Callable[[], bytes]
     ) -> None:
-        """`refusal`: the reply to a connection without a place."""
+        """`refuse`: makes the reply to a connection without a place."""
         self._connections = connections
         self._open_protocol = open_protocol
-        self._refusal = refusal
+        self._refuse = refuse
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening: set[asyncio.Task[None]] = set()
         _spawn(self._sweep(), self._tasks)
@@ -88,7 +88,7 @@ class Acceptor:
             if tls is None:
                 with suppress(BlockingIOError):
                     found.recv(N_READ_BYTES)
-                found.send(self._refusal)
+                found.send(self._refuse())
 
     async def _open(
         self, found: socket.socket, connection: Connection, tls: ssl.SSLContext | None

@@ -29,8 +29,8 @@ from .connections import Connection, Connections
 from .http_errors import ENCODINGS, HTTP_LOG, N_RETRY_SECONDS, error_body
 from .open_files import fit_to_files
 from .request_ids import ID_HEADER, new_request_id
-from .request_log import CLOSED, log_malformed, one_line
-from .state import STATE
+from .request_log import CLOSED, one_line, record_refused
+from .state import STATE, ServerState
 
 N_MESSAGE_CHARS: Final = 200
 NO_PLACE: Final = "the server has too many connections: try again later"
@@ -53,35 +53,41 @@ class HttpRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
-        config = self.app[STATE].config
+        state = self.app[STATE]
+        config = state.config
         table = Connections(fit_to_files(config.max_connections), config.request_timeout)
         server = _Server(
             plain.request_handler,
             table,
-            has_request_log=config.request_log,
+            state,
             request_factory=plain.request_factory,
             handler_cancellation=True,
             lingering_time=0,  # see `discard_rest`
             access_log=None,
             logger=HTTP_LOG,
         )
-        retry = {"Retry-After": str(N_RETRY_SECONDS)}
-        refusal = short_reply(HTTPStatus.SERVICE_UNAVAILABLE, NO_PLACE, retry)
-        self.acceptor = Acceptor(table, server.open_protocol, refusal)
+        self.acceptor = Acceptor(table, server.open_protocol, server.refuse)
         return server
 
 
 class _Server(web.Server):
     def __init__(
-        self, handler: Any, table: Connections, *, has_request_log: bool, **options: Any
+        self, handler: Any, table: Connections, state: ServerState, **options: Any
     ) -> None:
         super().__init__(self._answer, **options)
         self._answer_app = handler
         self.table = table
-        self.has_request_log = has_request_log
+        self.state = state
 
     def open_protocol(self, connection: Connection) -> asyncio.Protocol:
         return _Protocol(self, connection, loop=self._loop, **self._kwargs)
+
+    def refuse(self) -> bytes:
+        """The reply to a connection without a place. Counts and logs it."""
+        status, request_id = HTTPStatus.SERVICE_UNAVAILABLE, new_request_id()
+        record_refused(self.state, status, NO_PLACE, request_id)
+        headers = {"Retry-After": str(N_RETRY_SECONDS), ID_HEADER: request_id}
+        return short_reply(status, NO_PLACE, headers)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol = cast(_Protocol, request.protocol)
@@ -91,12 +97,12 @@ class _Server(web.Server):
 
 
 class _Protocol(web.RequestHandler):
-    __slots__ = ("connection", "has_request_log", "table")
+    __slots__ = ("connection", "state", "table")
 
     def __init__(self, server: _Server, connection: Connection, **options: Any) -> None:
         super().__init__(server, **options)
         self.connection, self.table = connection, server.table
-        self.has_request_log = server.has_request_log
+        self.state = server.state
         connection.peer = self
 
     @property
@@ -133,8 +139,7 @@ class _Protocol(web.RequestHandler):
         if self.transport is not None:
             status, request_id = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, new_request_id()
             text = f"the headers are too long: the limit is {N_HEAD_BYTES} bytes"
-            if self.has_request_log:
-                log_malformed(status, text, request_id)
+            record_refused(self.state, status, text, request_id)
             self.transport.write(short_reply(status, text, {ID_HEADER: request_id}))
             self.force_close()
 
@@ -149,8 +154,7 @@ class _Protocol(web.RequestHandler):
         super().handle_error(request, status, exc, message)  # logs; raises if a response has begun
         status, text = status_and_message(status, exc)
         request_id = new_request_id()
-        if self.has_request_log:
-            log_malformed(status, text, request_id)
+        record_refused(self.state, status, text, request_id)
         headers: dict[str, Any] = {"Server": "lamella", ID_HEADER: request_id}
         if status == 415:
             headers["Accept-Encoding"] = ", ".join(ENCODINGS)

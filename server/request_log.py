@@ -27,7 +27,7 @@ from aiohttp.typedefs import Handler
 from ..base.log import get_logger
 from .bridge import Choice
 from .clients import KEY
-from .http_errors import ERROR_MESSAGE, ERROR_TYPE
+from .http_errors import ERROR_MESSAGE, ERROR_TYPE, error_body
 from .request_counts import Ended
 from .request_ids import REQUEST_ID
 from .state import STATE, ServerState
@@ -252,9 +252,12 @@ def _count(
         counts.add_work(record.seconds, record.n_text_tokens)
 
 
-def log_malformed(status: int, message: str, id: str) -> None:
-    """Log a request that is no valid HTTP: it has neither a method nor a path."""
-    log.info(RequestRecord("-", "-", status=status, end=message, id=id))
+def record_refused(state: ServerState, status: int, message: str, id: str) -> None:
+    """Count and log a request that is refused before it has a method and a path."""
+    kind = error_body(status, message)["error"]["type"]
+    state.counts.ended[Ended("-", status, kind)] += 1
+    if state.config.request_log:
+        log.info(RequestRecord("-", "-", status=status, end=message, kind=kind, id=id))
 
 
 def _write(record: RequestRecord, response: web.StreamResponse | None, state: ServerState) -> None:

@@ -74,6 +74,7 @@ def test_silent_connections_do_not_keep_others_out() -> None:
 
 
 def test_a_connection_without_a_place_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lamella.server")
     with running(config=ServerConfig(port=0, max_connections=1)) as server:
         with closing(connect(server)) as busy:
             body = {"prompt": "a", "n_predict": 100_000, "ignore_eos": True, "stream": True}
@@ -86,8 +87,10 @@ def test_a_connection_without_a_place_is_told_so(caplog: pytest.LogCaptureFixtur
         head, _, text = reply.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: " in head
+        request_id = head.split(b"\r\nX-Request-Id: ")[1].split(b"\r\n")[0].decode()
         assert json.loads(text)["error"]["type"] == "unavailable_error"
         assert "--max-connections" in caplog.text
+        assert request_id in caplog.text
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: loc"])
@@ -217,7 +220,7 @@ def test_few_connections_are_accepted_per_turn() -> None:
         for _ in range(n_clients):
             clients.append(socket.create_connection(listener.getsockname()))
         table = Connections(2 * n_clients, 0)
-        acceptor = Acceptor(table, lambda connection: Lost(), b"")
+        acceptor = Acceptor(table, lambda connection: Lost(), bytes)
         acceptor.start(listener, None)
         while len(table) < n_clients:
             turns.append(len(table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from http_world import RunningServer, make_model, running
 from test_metrics import HISTOGRAMS, WITH_METRICS, scrape
 
 from lamella.base.errors import BackendError
+from lamella.server.connections import Connections
+from lamella.server.http_protocol import N_HEAD_BYTES
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
 BODY = {"prompt": "a" * 20, "n_predict": 5, "ignore_eos": True}
@@ -44,6 +47,28 @@ def test_requests_by_path_status_and_end() -> None:
             ("/completion", "400", "exceed_context_size_error"): 1,
             ("other", "404", "not_found_error"): 3,
         }
+
+
+def test_requests_that_are_refused_before_they_have_a_path() -> None:
+    with running(config=WITH_METRICS) as server:
+        lines = [b"H%d: %s\r\n" % (i, b"a" * 1000) for i in range(N_HEAD_BYTES // 1000 + 2)]
+        for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"".join(lines)):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
+                client.sendall(sent)
+                assert client.recv(100).split()[1] in (b"400", b"431")
+        assert ended(server) == {
+            ("-", "400", "invalid_request_error"): 1,
+            ("-", "431", "invalid_request_error"): 1,
+        }
+
+
+def test_connections_without_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(config=WITH_METRICS) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Connections, "admit", lambda *_: None)
+            with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
+                assert client.recv(100).startswith(b"HTTP/1.1 503 ")
+        assert ended(server) == {("-", "503", "unavailable_error"): 1}
 
 
 def test_the_sizes_and_times_of_requests() -> None:
