@@ -142,12 +142,13 @@ def _translated(step: SamplerStep) -> _NativeStep:
 
 
 class NativeChain:
-    """Runs the steps as kernels, in memory that is allocated once.
+    """Runs the steps as kernels, in memory that chains may share.
 
     Attributes:
         address: the address of its block, see kernels/cpu/sampling/state.py.
         changes: `before` and `after` have an effect.
         is_short: a draw takes only microseconds.
+        n_vocab: tokens of the vocabulary.
     """
 
     def __init__(self, steps: Sequence[SamplerStep], n_vocab: int, seed: int) -> None:
@@ -158,7 +159,9 @@ class NativeChain:
         self._block = np.zeros(_words(len(natives)), np.int64)
         self._ints = self._block.data
         self._floats = _as_floats(self._ints)
-        self._memory = _SamplingMemory(self._block, n_vocab)
+        self._own: SamplingMemory | None = None  # made when it draws by itself
+        self._memory: SamplingMemory | None = None
+        self.n_vocab = n_vocab
         self.address = address_of(self._block)
         self._twister = MersenneTwister(seed).state()
         self._twister_address = self._ints[state.TWISTER] = address_of(self._twister)
@@ -182,6 +185,8 @@ class NativeChain:
         if u is not None:
             self._floats[state.U] = u
         self.allow(mask)
+        self._own = self._own or SamplingMemory(self.n_vocab)
+        self.use(self._own)
         self._table.write(0, self.address, logits, ids)
         self.before()
         (token,) = self._table.run(1, keeps_interpreter=self.is_short)
@@ -189,6 +194,12 @@ class NativeChain:
         if token < 0:
             raise self.error(logits)
         return token
+
+    def use(self, memory: SamplingMemory) -> None:
+        """Let later draws write to `memory`. Other chains may draw in it between them."""
+        if memory is not self._memory:
+            self._memory = memory
+            memory.lend(self._block)
 
     def allow(self, mask: Mask | None) -> None:
         """Let later draws from the whole vocabulary choose among the tokens of `mask`; None: all.
@@ -215,7 +226,7 @@ class NativeChain:
     def last(self) -> tuple[IdArray, F32Array]:
         """See Chain."""
         n, whole = self._ints[state.N], self._ints[state.WHOLE]
-        assert n > 0, "nothing was drawn"
+        assert n > 0 and self._memory is not None, "nothing was drawn"
         ids = np.arange(n) if whole else self._memory.ids[:n].astype(np.int64)
         return ids, self._memory.weights[:n]
 
@@ -237,16 +248,24 @@ class NativeChain:
             at += _N_PARAMS
 
 
-class _SamplingMemory:
-    """The arrays that kernels write to. The operating system commits pages on first use."""
+class SamplingMemory:
+    """The arrays that the kernels of a draw write to: 32 bytes for each token of the vocabulary.
 
-    def __init__(self, block: npt.NDArray[np.int64], n_vocab: int) -> None:
+    The operating system commits pages on first use. The last draw's candidates are in them; the
+    next draw, of any chain, needs nothing of what is there.
+    """
+
+    def __init__(self, n_vocab: int) -> None:
+        self.n_vocab = n_vocab
         self.logits, self.weights = np.empty(n_vocab, np.float32), np.empty(n_vocab, np.float32)
         self.ids, self._marks = np.empty(n_vocab, np.int32), np.zeros(n_vocab, np.int32)
         self.keys = np.empty(n_vocab, np.int64)
         self._other = np.empty(n_vocab + state.N_COUNTS, np.int64)
         self._maxima = np.empty(state.MAX_GROUPS, np.float32)
-        block[state.N_VOCAB] = n_vocab
+
+    def lend(self, block: npt.NDArray[np.int64]) -> None:
+        """Write the addresses to the block of a chain, which must keep the arrays alive."""
+        block[state.N_VOCAB] = self.n_vocab
         block[state.OWN], block[state.WEIGHTS] = address_of(self.logits), address_of(self.weights)
         block[state.IDS], block[state.MARKS] = address_of(self.ids), address_of(self._marks)
         block[state.KEYS], block[state.OTHER] = address_of(self.keys), address_of(self._other)

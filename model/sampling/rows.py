@@ -1,6 +1,7 @@
 """Samples the next tokens of several sequences in one native call.
 
-Each sequence has a chain with its own memory and random numbers. So threads divide the rows, and a
+Each sequence has a chain with its own random numbers. Each row has memory of its own, which the
+chain in it borrows: sequences that wait or have ended hold none. So threads divide the rows, and a
 token does not depend on other rows. Addresses are written again only if the sequences or the memory
 of their logits change: in most steps of an engine neither does. Knows no requests.
 Tested by tests/model/test_sampling_rows.py.
@@ -16,7 +17,7 @@ import numpy as np
 from ...kernels.cpu.pool import ThreadPool
 from ..batch import Mask
 from ..outputs import F32Array, Row, Rows, TopLogits
-from .native import NativeChain
+from .native import NativeChain, SamplingMemory
 from .row_table import RowTable, address_of
 from .sampler import Sampler
 
@@ -33,6 +34,7 @@ class RowSampler:
         self._n_max = n_max
         self._threads = threads
         self._table: RowTable | None = None
+        self._memories: list[SamplingMemory] = []  # of each row so far
         self._chains: list[NativeChain] = []  # those in the table
         self._changing: list[NativeChain] = []  # those of them with parameters for each token
         self._matrix = 0  # the address of the logits in the table; 0: rows are apart
@@ -89,6 +91,9 @@ class RowSampler:
         self._chains, self._matrix = chains, matrix
         self._changing = [chain for chain in chains if chain.changes]
         for i, (chain, row) in enumerate(zip(chains, rows, strict=True)):
+            if i == len(self._memories):
+                self._memories.append(SamplingMemory(chain.n_vocab))
+            chain.use(self._memories[i])
             if isinstance(row, TopLogits):
                 table.write(i, chain.address, row.logits, row.ids)
             else:

@@ -126,6 +126,7 @@ def test_equal_logits_need_no_full_sort() -> None:
         assert_same(native, twin, logits)
         chain = native.chain
         assert isinstance(chain, NativeChain)
+        assert chain._memory is not None
         keys = chain._memory.keys
         keys[:] = -1
         native.sample(logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,21 @@ def test_a_token_does_not_depend_on_other_rows(threads: ThreadPool) -> None:
             mine, theirs = together[i].candidates(), alone[i].candidates()
             np.testing.assert_array_equal(mine[0], theirs[0])
             np.testing.assert_array_equal(mine[1], theirs[1])
+
+
+def test_only_rows_hold_memory_for_draws() -> None:
+    rows = np.zeros((2, N), np.float32)
+    sampler = RowSampler(2, None)
+    sampler.sample(samplers(2), rows)
+    tracemalloc.start()
+    try:
+        many = samplers(60)
+        for i in range(0, len(many), 2):
+            sampler.sample(many[i : i + 2], rows)
+        n_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert n_bytes < 60 * N  # 32 bytes for each token, if each sampler had its own
 
 
 def test_a_row_without_a_token_ends_no_other() -> None:
