@@ -1,29 +1,31 @@
 """The embedder: texts of many requests in one step, on a thread of its own.
 
-A step takes whole texts until it is full. Requests take turns, so ten thousand texts of one do not
-hold up the others. Knows token ids only. Tested by tests/runtime/test_embedder.py.
+A step takes whole texts until it is full. Clients take turns by their tokens, and so do requests of
+a client (engine/shares.py), so ten thousand texts of one do not hold up the others. Knows token ids
+only. Tested by tests/runtime/test_embedder.py.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import ClosedError, OverloadedError
+from ..base.errors import ClientLimitError, ClosedError, OverloadedError
 from ..base.log import get_logger
 from ..model.embed_context import EmbedContext
 from ..model.pooling import Pooling
 from .engine.counters import Counters
 from .engine.pulse import Pulse
+from .engine.shares import Owner, Turns
 from .engine.worker import Worker
 from .params import EngineParams
 
@@ -38,11 +40,18 @@ log = get_logger("embedder")
 class _Request:
     """Texts of one request, and the vectors of the first ones of them."""
 
+    owner: Owner
     texts: list[I32Array]
     future: Vectors
+    paused: bool = False  # never: its reply begins when all is computed
     vectors: list[F32Array] = field(default_factory=list)
     n_taken: int = 0
     t_submitted: float = field(default_factory=time.perf_counter)
+
+    @property
+    def waits(self) -> bool:
+        """True if it has texts that no step has taken."""
+        return self.n_taken < len(self.texts)
 
 
 class Embedder:
@@ -55,8 +64,10 @@ class Embedder:
         self.context = context
         self.counters = Counters()
         self._max_waiting = params.max_waiting
+        self._max_client_waiting = params.max_client_waiting
         self._changed = threading.Condition()
-        self._requests: deque[_Request] = deque()  # with texts that no step has taken
+        self._turns: Turns[_Request] = Turns()  # of requests with texts that no step has taken
+        self._numbers = count()  # of requests
         self._running: list[_Request] = []  # of the running step
         self._closed = False
         self._worker = Worker("lamella-embedder", self._run)
@@ -89,7 +100,7 @@ class Embedder:
     @property
     def n_waiting(self) -> int:
         """Number of requests with texts that wait for a step."""
-        return len(self._requests)
+        return len(self._turns)
 
     @property
     def pulse(self) -> Pulse:
@@ -108,8 +119,8 @@ class Embedder:
         """
         self._worker.start()
 
-    def submit(self, texts: Sequence[Sequence[int]]) -> Vectors:
-        """Queue texts, each a list of token ids. Their vectors are the future's result.
+    def submit(self, texts: Sequence[Sequence[int]], client: str = "") -> Vectors:
+        """Queue texts of a client, each a list of token ids. Their vectors are the future's result.
 
         They are not normalized: float32 [n_out] each, [n_tokens, n_embd] for `Pooling.NONE`.
         Cancelling the future drops the texts that no step has taken.
@@ -117,12 +128,14 @@ class Embedder:
         Raises:
             RequestError: an empty text, an invalid token.
             ContextSizeError: a text is longer than the context.
+            ClientLimitError: `max_client_waiting` requests of the client are already waiting.
             OverloadedError: `max_waiting` requests are already waiting.
             ClosedError: the embedder is closed.
         """
         for i, text in enumerate(texts):
             self.context.check(text, "the text" if len(texts) == 1 else f"text {i}")
-        request = _Request([np.asarray(text, np.int32) for text in texts], Future())
+        owner = Owner(client, next(self._numbers))
+        request = _Request(owner, [np.asarray(text, np.int32) for text in texts], Future())
         if not texts:
             request.future.set_result([])
             return request.future
@@ -131,11 +144,8 @@ class Embedder:
         with self._changed:
             if self._closed:
                 raise ClosedError("the embedder is closed")
-            if len(self._requests) >= self._max_waiting:
-                self._drop_cancelled()
-            if len(self._requests) >= self._max_waiting:
-                raise OverloadedError(f"{len(self._requests)} requests wait: no more may wait")
-            self._requests.append(request)
+            self._check_room(client)
+            self._turns.add(request)
             self._changed.notify()
         return request.future
 
@@ -169,7 +179,7 @@ class Embedder:
         """
         with self._changed:
             while True:
-                while not (self._requests or self._closed):
+                while not (self._turns or self._closed):
                     self._changed.wait()
                 if self._closed:
                     return []
@@ -178,17 +188,25 @@ class Embedder:
                     self._running = list(dict.fromkeys(taken))
                     return taken
 
-    def _drop_cancelled(self) -> None:
-        self._requests = deque(r for r in self._requests if not r.future.cancelled())
+    def _check_room(self, client: str) -> None:
+        """Raises as `submit` if no more requests may wait."""
+        n_client = self._turns.n_waiting(client)
+        if n_client >= self._max_client_waiting or len(self._turns) >= self._max_waiting:
+            for request in [each for each in self._turns if each.future.cancelled()]:
+                self._turns.remove(request)
+        n_client, n_all = self._turns.n_waiting(client), len(self._turns)
+        if n_client >= self._max_client_waiting:
+            raise ClientLimitError(f"{n_client} requests of this client wait: no more may wait")
+        if n_all >= self._max_waiting:
+            raise OverloadedError(f"{n_all} requests wait: no more may wait")
 
     def _fill_step(self) -> list[_Request]:
-        """Take texts of all requests in turn, until a step is full."""
+        """Take texts of all clients and their requests in turn, until a step is full."""
         taken: list[_Request] = []
         lengths: list[int] = []
-        while self._requests:
-            request = self._requests[0]
+        while (request := self._turns.first()) is not None:
             if request.future.cancelled():
-                self._requests.popleft()
+                self._turns.remove(request)
                 continue
             lengths.append(len(request.texts[request.n_taken]))
             if self.context.n_fitting(lengths) < len(lengths):
@@ -196,10 +214,10 @@ class Embedder:
             if request.n_taken == 0:
                 self.counters.queue_seconds.add(time.perf_counter() - request.t_submitted)
             taken.append(request)
+            self._turns.charge(request.owner, lengths[-1])
             request.n_taken += 1
-            self._requests.rotate(-1)
-            if request.n_taken == len(request.texts):
-                self._requests.pop()
+            if not request.waits:
+                self._turns.remove(request)
         return taken
 
     def _step(self, taken: list[_Request]) -> None:
@@ -237,9 +255,8 @@ class Embedder:
 
     def _fail(self, requests: Sequence[_Request], error: Exception) -> None:
         with self._changed:
-            for request in requests:
-                with suppress(ValueError):
-                    self._requests.remove(request)
+            for request in set(self._turns).intersection(requests):
+                self._turns.remove(request)
         for request in requests:
             with suppress(InvalidStateError):
                 request.future.set_exception(error)
@@ -252,4 +269,4 @@ class Embedder:
     def _drain(self) -> None:
         """Fail all requests: the embedder is closed."""
         self._stop()
-        self._fail([*self._running, *self._requests], ClosedError("the embedder was closed"))
+        self._fail([*self._running, *self._turns], ClosedError("the embedder was closed"))

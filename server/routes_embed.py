@@ -25,6 +25,7 @@ from ..runtime.embedder import Embedder
 from ..runtime.instance import EmbeddingInstance
 from . import replies_embed as replies
 from .bodies import work_on_body
+from .clients import client_of
 from .embed_inputs import input_tokens, pair_tokens
 from .json_pieces import pieces
 from .parsing import parse_body
@@ -42,8 +43,9 @@ Vectors = Sequence[F32Array]  # of each text: [n_out], or [n_tokens, n_out] with
 class Submission:
     """The texts of one request in the embedder. `submit` may run in any thread."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, client: str) -> None:
         self._embedder = embedder
+        self._client = client
         self._lock = threading.Lock()  # guards the two below
         self._future: Future[list[F32Array]] | None = None
         self._closed = False
@@ -57,7 +59,7 @@ class Submission:
 
     def submit(self, texts: Sequence[Sequence[int]]) -> None:
         """Raises as `Embedder.submit`."""
-        future = self._embedder.submit(texts)
+        future = self._embedder.submit(texts, self._client)
         with self._lock:
             self._future = future
             closed = self._closed
@@ -209,7 +211,7 @@ def _rerank_reply(
 async def _embed(prepare: Preparation, request: web.Request) -> web.StreamResponse:
     is_rank, is_native = prepare is prepare_rerank, prepare is prepare_native
     model = embedding_model(request, is_rank=is_rank, any_pooling=is_native)
-    submission = Submission(model.embedder)
+    submission = Submission(model.embedder, client_of(request))
     try:
         prepared = await work_on_body(request, partial(prepare, submission, model))
         record = record_of(request)

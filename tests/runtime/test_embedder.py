@@ -14,6 +14,7 @@ import pytest
 
 from lamella.base.errors import (
     BackendError,
+    ClientLimitError,
     ClosedError,
     ContextSizeError,
     OverloadedError,
@@ -102,6 +103,38 @@ def test_requests_take_turns(embedder: Embedder, fake: FakeContext) -> None:
     assert not many.done()
     fake.open()
     assert sums(many) == list(range(100, 120))
+
+
+def test_clients_take_turns_by_tokens(fake: FakeContext) -> None:
+    embedder = Embedder(cast(EmbedContext, fake), EngineParams())
+    many = [embedder.submit([[i, i]] * 4, "many") for i in range(10)]
+    few = embedder.submit([[1]] * 8, "few")
+    fake.open()
+    embedder.start()
+    assert sums(few) == [1] * 8
+    assert sums(many[9]) == [18] * 4
+    embedder.close()
+    texts = [text for step in fake.steps for text in step]
+    before = texts[: max(i for i, text in enumerate(texts) if text == [1])]
+    # as many tokens as the others, and one text more at most
+    assert 2 * (len(before) - before.count([1])) <= before.count([1]) + 2 + 1
+    assert [0, 0] in before
+    assert [1, 1] in before  # two requests of one client share its part
+
+
+def test_one_client_may_wait_less_than_all(fake: FakeContext) -> None:
+    params = EngineParams(max_waiting=3, max_client_waiting=2)
+    embedder = Embedder(cast(EmbedContext, fake), params)
+    waiting = [embedder.submit([[1]], "a") for _ in range(2)]
+    with pytest.raises(ClientLimitError, match="2 requests of this client wait"):
+        embedder.submit([[1]], "a")
+    embedder.submit([[1]], "b")
+    with pytest.raises(OverloadedError, match="3 requests wait") as error:
+        embedder.submit([[1]], "c")
+    assert not isinstance(error.value, ClientLimitError)
+    assert waiting[0].cancel()
+    embedder.submit([[1]], "a")
+    embedder.close()
 
 
 def test_a_text_that_does_not_fit_waits_for_the_next_step(

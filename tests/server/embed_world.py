@@ -72,11 +72,15 @@ def make_embedder(
     vocab: HttpVocab | None = None,
     *,
     max_waiting: int = 64,
+    max_client_waiting: int = 64,
     **given: Any,
 ) -> EmbeddingInstance:
     """A fake embedding model. `given` are options of the context."""
     fake = context or FakeEmbedContext(**given)
-    embedder = Embedder(cast(Any, fake), EngineParams(max_waiting=max_waiting))
+    embedder = Embedder(
+        cast(Any, fake),
+        EngineParams(max_waiting=max_waiting, max_client_waiting=max_client_waiting),
+    )
     embedder.start()
     known = cast(Vocab, vocab or HttpVocab())
     return EmbeddingInstance(

@@ -48,8 +48,8 @@ class Gated:
         self.in_step, self.go_on = threading.Event(), threading.Event()
         self.n_texts = 0
 
-    def load(self) -> EmbeddingInstance:
-        return make_embedder(self.context, max_waiting=2)
+    def load(self, max_client_waiting: int = 64) -> EmbeddingInstance:
+        return make_embedder(self.context, max_waiting=2, max_client_waiting=max_client_waiting)
 
     def _on_embed(self, texts: Sequence[Any]) -> None:
         self.n_texts += len(texts)
@@ -145,6 +145,18 @@ def test_too_many_requests() -> None:
         for client in waiting:
             assert client.recv(100).startswith(b"HTTP/1.1 200")
             client.close()
+
+
+def test_too_many_requests_of_one_client() -> None:
+    gated = Gated()
+    with running(lambda: gated.load(1)) as server, closing(send(server, ["a"])):
+        assert gated.in_step.wait(WAIT_S)
+        with closing(send(server, ["a"])):
+            eventually(lambda: server.opened.worker.n_waiting == 1)
+            reply = server.post("/v1/embeddings", {"input": "a"})
+            assert (reply.status, reply.error["type"]) == (429, "rate_limit_error")
+            assert "retry-after" in reply.headers
+            gated.go_on.set()
 
 
 def test_a_stopping_server_answers() -> None:
