@@ -1,38 +1,66 @@
 """The memory that a request may take at most, known before it runs.
 
-Counted are the tokens and texts of prompts and choices, probabilities and biases. Keys and values,
-and the logits of running requests, are the engine's. Tested by tests/server/test_request_cost.py.
+Counted are tokens and texts of prompts and choices, probabilities, biases, stop strings, and the
+windows of penalties and DRY. Keys and values, and logits and memory for draws of running texts, are
+the engine's. Compiled grammars and DRY's breakers are not counted.
+Tested by tests/server/test_request_cost.py.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from ..model.sampling import SamplingParams
 from .tasks import GenerationTask
 
 # estimated from the sizes of Python's objects and of arrays, rounded up
 N_TOKEN_BYTES: Final = 128  # a token with its text
 N_POSITION_BYTES: Final = 256  # the arrays of a position's probabilities, without elements
 N_PROB_BYTES: Final = 8  # an id and a logarithm
+N_PROB_TEXT_BYTES: Final = 160  # both with the token, as JSON
+N_COPY_BYTES: Final = 8  # a token of the prompt in each choice
+N_PENALTY_BYTES: Final = 192  # a token in the window of penalties, with its count
+N_DRY_BYTES: Final = 40  # a token in the window of DRY
+N_STOP_BYTES: Final = 128  # a stop string, without its characters
+N_STOP_CHAR_BYTES: Final = 4
+N_HELD_CHAR_BYTES: Final = 256  # a character that is held back, as a token
 N_BIAS_BYTES: Final = 160  # a bias and its text in the reply
 N_CHOICE_BIAS_BYTES: Final = 32  # a bias in a sampler
 N_CHOICE_BYTES: Final = 8192
 
 
 def request_cost(task: GenerationTask, n_ctx: int) -> int:
-    """The most bytes that a task takes. A choice ends at `n_predict` or when the context is full.
-
-    A stream is read as it is made, so it keeps no probabilities.
-    """
-    n_predict, n_top = task.params.generation.n_predict, task.body.n_top_probs
+    """The most bytes that a task takes. A choice ends at `n_predict`, or if the context is full."""
+    n_predict, stop = task.params.generation.n_predict, task.body.stop
     n_bias = len(task.params.sampling.logit_bias)
-    position = N_TOKEN_BYTES
-    if n_top is not None and not task.body.stream:
-        position += N_POSITION_BYTES + N_PROB_BYTES * (1 + n_top)
+    position = N_TOKEN_BYTES + _position_probs(task)
     total = N_BIAS_BYTES * n_bias
+    total += sum(N_STOP_BYTES + N_STOP_CHAR_BYTES * len(word) for word in stop)
+    fixed = N_CHOICE_BYTES + N_CHOICE_BIAS_BYTES * n_bias + _windows(task.params.sampling, n_ctx)
+    fixed += N_STOP_BYTES * len(stop) + N_HELD_CHAR_BYTES * max(map(len, stop), default=0)
     for prompt in task.prompts:
         n_room = max(n_ctx - len(prompt), 0)
         n = n_room if n_predict < 0 else min(n_predict, n_room)
-        choice = N_CHOICE_BYTES + N_CHOICE_BIAS_BYTES * n_bias + position * n
+        choice = fixed + N_COPY_BYTES * len(prompt) + position * n
         total += N_TOKEN_BYTES * len(prompt) + task.body.n_choices * choice
+    return total
+
+
+def _position_probs(task: GenerationTask) -> int:
+    """The bytes of the probabilities that are kept for each token."""
+    n_top, body = task.body.n_top_probs, task.body
+    if n_top is None or not body.keeps_probs:
+        return 0
+    return N_POSITION_BYTES + (1 + n_top) * (
+        N_PROB_TEXT_BYTES if body.keeps_prob_texts else N_PROB_BYTES
+    )
+
+
+def _windows(sampling: SamplingParams, n_ctx: int) -> int:
+    """The bytes of the last tokens that a sampler remembers."""
+    total = 0
+    if sampling.penalizes:
+        total += N_PENALTY_BYTES * min(sampling.repeat_last_n, n_ctx)
+    if sampling.dry_multiplier:
+        total += N_DRY_BYTES * min(sampling.dry_penalty_last_n, n_ctx)
     return total

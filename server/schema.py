@@ -186,6 +186,17 @@ class GenerationBody(Body):
         """Number of candidates to report per token; None: no probabilities."""
         return self.n_probs or None
 
+    @property
+    def keeps_probs(self) -> bool:
+        """True if the probabilities of all tokens are kept until the end. A stream that is read as
+        it is made keeps none."""
+        return not self.stream
+
+    @property
+    def keeps_prob_texts(self) -> bool:
+        """True if they are kept as JSON texts."""
+        return False
+
 
 class CompletionBody(GenerationBody):
     """POST /completion and /v1/completions."""

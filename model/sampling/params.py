@@ -278,3 +278,8 @@ class SamplingParams(Options):
             ),
         ),
     )
+
+    @property
+    def penalizes(self) -> bool:
+        """True if a penalty has an effect on tokens of its window."""
+        return self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0

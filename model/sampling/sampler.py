@@ -120,7 +120,7 @@ def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Sampl
     match name:
         case "logit_bias" if p.logit_bias:
             return _bias_step(p.logit_bias, vocab.n_tokens)
-        case "penalties" if p.repeat_last_n and _penalizes(p):
+        case "penalties" if p.repeat_last_n and p.penalizes:
             return RepeatPenalties(
                 p.repeat_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty
             )
@@ -146,10 +146,6 @@ def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Sampl
         case "temperature" if p.temperature != 1:
             return partial(temperature, t=p.temperature)
     return None
-
-
-def _penalizes(p: SamplingParams) -> bool:
-    return p.repeat_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
 
 
 def _bias_step(pairs: tuple[tuple[int, float], ...], n_vocab: int) -> SamplerStep:

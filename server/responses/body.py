@@ -100,6 +100,16 @@ class ResponsesBody(GenerationBody):
         has_probs = LOGPROBS in self.include or self.top_logprobs
         return self.top_logprobs if has_probs else super().n_top_probs
 
+    @property
+    def keeps_probs(self) -> bool:
+        """See `GenerationBody`. The last event of a stream has the whole response."""
+        return True
+
+    @property
+    def keeps_prob_texts(self) -> bool:
+        """See `GenerationBody`."""
+        return True
+
     def with_options(self) -> ResponsesBody:
         """The body with OpenAI's fields among its `params`. Raises RequestError."""
         params = dict(self.params)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 from fake_context import FakeContext
 from http_world import make_model, running
+from sampling_toys import ToyVocab
 
 from lamella.base.errors import RequestError
+from lamella.model.sampling import Sampler, SamplingParams
 from lamella.runtime.params import RequestParams
 from lamella.server.budget import MIB, RequestsBudget
 from lamella.server.config import ServerConfig
 from lamella.server.cost import request_cost
+from lamella.server.responses.body import ResponsesBody
 from lamella.server.schema import GenerationBody
 from lamella.server.tasks import GenerationTask
 
 N_CTX = 4096
+
+
+def sampling_cost(**sampling: Any) -> int:
+    params = RequestParams.make(sampling)
+    task = GenerationTask(body=GenerationBody(), params=params, prompts=[(1, 2)])
+    return request_cost(task, N_CTX)
 
 
 def cost_of(n_prompts: int = 1, n_predict: int = -1, **body: Any) -> int:
@@ -36,6 +46,52 @@ def test_a_cost_grows_with_all_that_a_reply_keeps() -> None:
     assert cost_of(n_probs=512) > 8 * 512 * (N_CTX - 2)
     assert cost_of(n_probs=512, stream=True) == cost_of()
     assert cost_of(n=3) > 2 * cost_of()
+
+
+def test_stop_strings_count() -> None:
+    words = [f"{i:0>512}" for i in range(32)]
+    assert cost_of(stop=words) - cost_of() >= 4 * 32 * 512
+    assert cost_of(stop=words, n=9) - cost_of(n=9) >= 4 * 32 * 512 + 9 * 512
+
+
+def test_copies_of_prompts_count() -> None:
+    one = task_of(n=9)
+    long = GenerationTask(body=one.body, params=one.params, prompts=[(1,) * N_CTX])
+    assert request_cost(long, N_CTX) > 9 * 8 * N_CTX
+
+
+def test_windows_cost_what_samplers_take() -> None:
+    vocab = ToyVocab([b"x"] * N_CTX)
+    for given in (
+        {"repeat_penalty": 1.5, "repeat_last_n": N_CTX},
+        {"dry_multiplier": 0.5, "dry_penalty_last_n": N_CTX, "dry_sequence_breakers": ()},
+    ):
+        tracemalloc.start()
+        try:
+            sampler = Sampler(SamplingParams(**given), vocab)
+            before = tracemalloc.get_traced_memory()[0]
+            for token in range(N_CTX):
+                sampler.accept(token)
+            taken = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert taken <= sampling_cost(**given) - sampling_cost() <= 4 * taken
+        assert sampling_cost(**given | {"repeat_last_n": 10**9, "dry_penalty_last_n": 10**9}) <= (
+            sampling_cost(**given)
+        )
+
+
+def test_responses_keep_probabilities_of_streams() -> None:
+    params = RequestParams.make({})
+    costs = []
+    for top in (0, 20):
+        include = ["message.output_text.logprobs"] if top else []
+        raw = {"input": "a", "stream": True, "top_logprobs": top, "include": include}
+        task = GenerationTask(
+            body=ResponsesBody.model_validate(raw), params=params, prompts=[(1, 2)]
+        )
+        costs.append(request_cost(task, N_CTX))
+    assert costs[1] - costs[0] > 20 * 100 * (N_CTX - 2)
 
 
 def test_the_limit_is_between_1_and_32_prompts_with_all_probabilities() -> None:
