@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Generator
 from typing import Final
 
 import pytest
@@ -39,6 +40,10 @@ SLOWEST: Final = (
 )
 
 
+CPU: Final = "processor time"  # a property of reports, in seconds
+_CPU_BEFORE: Final = [0.0]  # at the end of the last step, or of the collection
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cuda",
@@ -55,11 +60,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="print the N test files that took longest",
+        help="print the N test files that took longest, with their processor time",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _CPU_BEFORE[0] = processor_time()
     rank = {file: i for i, file in enumerate(SLOWEST)}
     items.sort(key=lambda item: rank.get(file_of(item.nodeid), len(rank)))
     if config.getoption("--full"):
@@ -69,18 +75,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the processor time of a step: of this process, and of processes that ended in it."""
+    report = yield
+    before, _CPU_BEFORE[0] = _CPU_BEFORE[0], processor_time()
+    report.user_properties.append((CPU, _CPU_BEFORE[0] - before))
+    return report
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     seconds: defaultdict[str, float] = defaultdict(float)
+    cpu: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[file_of(report.nodeid)] += report.duration
+                cpu[file_of(report.nodeid)] += sum(
+                    float(str(value)) for name, value in report.user_properties if name == CPU
+                )
     if n := config.getoption("--slowest-files"):
-        terminalreporter.section(f"slowest {n} test files")
+        terminalreporter.section(f"slowest {n} test files (processor time)")
         for file, duration in sorted(seconds.items(), key=lambda item: -item[1])[:n]:
-            terminalreporter.line(f"{duration:6.1f} s  {file}")
+            terminalreporter.line(f"{duration:6.1f} s ({cpu[file]:6.1f} s)  {file}")
+
+
+def processor_time() -> float:
+    """Seconds of this process and of its children that ended."""
+    return sum(os.times()[:4])
 
 
 def file_of(nodeid: str) -> str:
