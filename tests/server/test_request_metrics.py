@@ -110,7 +110,7 @@ def test_a_stream_that_fails() -> None:
     context.on_decode = fail
     with running(lambda: make_model(context), WITH_METRICS) as server:
         connection = server.connect()
-        connection.request("POST", "/completion", json.dumps(BODY | {"stream": True}))
+        connection.request("POST", "/completion", json.dumps(BODY | {"stream": True, "seed": 1}))
         response = connection.getresponse()
         read.set()
         response.read()
