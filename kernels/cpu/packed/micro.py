@@ -130,6 +130,7 @@ def _single_kernel(type: GGMLType) -> Any:
 
 def _counted_kernel(step: Any, record: int, width: int, tile_bytes: int) -> Any:
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset, n_columns):
+        n_columns = max(n_columns, 1)  # LLVM would add loops for none
         p, sums = weights, (results + _SUMS_AT, n_columns)
         for group in range(n_groups):
             for c in range(n_columns):

@@ -41,6 +41,7 @@ from ..simd.bytes import (
     unpack,
     words,
 )
+from ..simd.lines import emit_pinned
 from ..simd.vectors import counted_loop, f32x16, pointer_to, vector_function
 
 COUNTED: Final = not has_feature("avx512f")  # tiles of quantized weights are counted
@@ -108,6 +109,10 @@ def integer_products(kind: Kind, width: int, *, largest: int) -> Any:
     def emit_counted(b: Any, sums: Any, words: Any, scales: Any, columns: Any) -> Any:
         address, count = unpack(b, sums)
         for i, part in enumerate(_parts(b, kind, largest, words, scales)):
+            part = part._replace(
+                words=[emit_pinned(b, w) for w in part.words],
+                scales=[emit_pinned(b, s) for s in part.scales],
+            )
             with counted_loop(b, count) as c:
                 at = b.add(address, b.mul(c, _I64(SUM_BYTES)))
                 place = pointer_to(b, b.add(at, _I64(4 * _PART * i)), part.scales[0].type)

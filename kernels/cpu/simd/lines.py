@@ -139,15 +139,15 @@ def _barrier(b: Any) -> None:
     b.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", side_effect=True), [])
 
 
-def _emit_pinned(b: Any, v: Any) -> Any:
-    parts = parts_of(b, v, v.type.count * _REGISTER // LINE)
+def emit_pinned(b: Any, v: Any) -> Any:
+    parts = parts_of(b, v, 8 * _REGISTER // (32 if v.type.element == ir.FloatType() else v.type.element.width))
     kind = parts[0].type
     same = ir.InlineAsm(ir.FunctionType(kind, [kind]), "", _CONSTRAINT, side_effect=True)
     return joined(b, [b.call(same, [part]) for part in parts])
 
 
 # the same vector, computed before later loads of lines
-pinned = vector_function(f32x16, (f32x16,), _emit_pinned)
+pinned = vector_function(f32x16, (f32x16,), emit_pinned)
 
 
 class _Sum:
@@ -184,8 +184,8 @@ class _Sum:
     def pin(self) -> None:
         """Compute what was added before later loads of lines."""
         if self._changed:
-            self._sums = [_emit_pinned(self._b, v) for v in self._sums]
-            self._pairs = _emit_pinned(self._b, self._pairs) if self._n else None
+            self._sums = [emit_pinned(self._b, v) for v in self._sums]
+            self._pairs = emit_pinned(self._b, self._pairs) if self._n else None
             self._changed = False
 
     def total(self) -> Any:
