@@ -251,3 +251,36 @@ def test_one_column_reads_weights_in_order_of_memory(isa: str, types: str) -> No
             )
             assert "prefetch prefetch prefetch" not in " ".join(order), (name, block)
         assert n * line >= 256, (name, n)
+
+
+STACK: Final = re.compile(r"\[sp\b|%rsp")
+JUMP: Final = re.compile(r"^\t(?:j\w+|b|b\.\w+|cbn?z|tbn?z)\t.*?(\.L\w+)$", re.MULTILINE)
+PRODUCT: Final = re.compile(r"^\t(?:\w*dot|vpdpbusd|vpmaddubsw)\b", re.MULTILINE)
+# AVX2 has no product of signed bytes, and 16 registers for the sizes, signs and products
+SPILLS: Final = {("avx2", "Q8_0"): 5, ("avx2", "IQ4_XS"): 5, ("avx2", "Q2_K"): 1}
+
+
+def inner_loops(assembly: str) -> list[str]:
+    """The loops that contain no other label, each up to the last jump to its start."""
+    blocks = re.split(r"^(?=\.L\w+:)", assembly, flags=re.MULTILINE)
+    jumps = [(b, m) for b in blocks for m in JUMP.finditer(b) if b.startswith(m[1] + ":")]
+    return list({b: b[: m.end()] for b, m in jumps}.values())
+
+
+@pytest.mark.parametrize(
+    "isa",
+    [
+        "neon_i8mm",
+        "avx2",
+        *(pytest.param(n, marks=pytest.mark.full) for n in ("neon_dotprod", "avx2_vnni")),
+    ],
+)
+def test_loops_of_wide_tiles_keep_weights_in_registers(isa: str) -> None:
+    types = ("Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS")
+    names = {f"packed_{type.lower()}_x16": type for type in types}
+    for name, text in run(assembly_process.__file__, isa, *names).items():
+        loops = [loop for loop in inner_loops(text) if PRODUCT.search(loop)]
+        blocks = 8 if names[name] == "Q4_K" else 2  # not twice: none is for zero columns
+        assert len(loops) == blocks, name
+        spills = [len(STACK.findall(loop)) for loop in loops]
+        assert max(spills) <= SPILLS.get((isa, names[name]), 0), (name, spills)

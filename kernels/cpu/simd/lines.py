@@ -140,7 +140,9 @@ def _barrier(b: Any) -> None:
 
 
 def emit_pinned(b: Any, v: Any) -> Any:
-    parts = parts_of(b, v, 8 * _REGISTER // (32 if v.type.element == ir.FloatType() else v.type.element.width))
+    """The same vector of integers or float32, computed here and kept in registers."""
+    lane = 32 if v.type.element == ir.FloatType() else v.type.element.width
+    parts = parts_of(b, v, 8 * _REGISTER // lane)
     kind = parts[0].type
     same = ir.InlineAsm(ir.FunctionType(kind, [kind]), "", _CONSTRAINT, side_effect=True)
     return joined(b, [b.call(same, [part]) for part in parts])
