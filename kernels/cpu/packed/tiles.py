@@ -108,10 +108,10 @@ def integer_products(kind: Kind, width: int, *, largest: int) -> Any:
 
     def emit_counted(b: Any, sums: Any, words: Any, scales: Any, columns: Any) -> Any:
         address, count = unpack(b, sums)
-        for i, part in enumerate(_parts(b, kind, largest, words, scales)):
-            part = part._replace(  # else LLVM moves the unpacking into the loop, and spills
-                words=[emit_pinned(b, w) for w in part.words],
-                scales=[emit_pinned(b, s) for s in part.scales],
+        for i, unpinned in enumerate(_parts(b, kind, largest, words, scales)):
+            part = unpinned._replace(  # else LLVM moves the unpacking into the loop, and spills
+                words=[emit_pinned(b, w) for w in unpinned.words],
+                scales=[emit_pinned(b, s) for s in unpinned.scales],
             )
             with counted_loop(b, count) as c:
                 at = b.add(address, b.mul(c, _I64(SUM_BYTES)))
