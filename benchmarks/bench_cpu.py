@@ -41,6 +41,7 @@ from turns import (
 )
 from weight_types import WEIGHTS
 
+from lamella.kernels.cpu.ceiling import Ceiling
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.host import default_threads
 from lamella.observe.bench import BenchTest
@@ -139,11 +140,8 @@ def table_head(tests: Sequence[str]) -> Iterator[str]:
 
 def limits(row: Row) -> str:
     """The machine's speeds, as measured with a model."""
-    speeds = {name: value / 1e9 for name, value in row.speeds.items()}
-    return (
-        f"Reads {speeds['bytes_per_s']:.1f} GB/s; multiply-adds {speeds['int8_per_s']:.0f} G "
-        f"int8/s, {speeds['f32_per_s']:.0f} G float/s."
-    )
+    found = Ceiling(**row.speeds)
+    return f"Reads {found.bytes_per_s / 1e9:.1f} GB/s; multiply-adds {found.mul_adds_text()}."
 
 
 def markdown(results: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -65,8 +65,7 @@ class Lamella(Bench):
         each test."""
         card = self.card()
         speeds = measure_apart(self.n_threads, card.n_bytes_read)
-        mul_adds = speeds.int8_per_s if card.is_quantized else speeds.f32_per_s
-        near = speeds.near_bytes_per_s
+        near, mul_adds = speeds.near_bytes_per_s, speeds.mul_adds_per_s(card.type)
         rates = [rate_ceiling(card, test, near, mul_adds, N_UBATCH) for test in tests]
         return {"speeds": asdict(speeds), "bytes": card.n_bytes_read, "rates": rates}
 

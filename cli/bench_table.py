@@ -67,8 +67,7 @@ class BenchResult:
         arithmetic allow."""
         if self.ceiling is None:
             return None
-        rate = self.ceiling.int8_per_s if self.card.is_quantized else self.ceiling.f32_per_s
-        near = self.ceiling.near_bytes_per_s
+        near, rate = self.ceiling.near_bytes_per_s, self.ceiling.mul_adds_per_s(self.card.type)
         return rate_ceiling(self.card, self.test, near, rate, self.n_ubatch)
 
 
@@ -90,8 +89,8 @@ def card_lines(result: BenchResult) -> Iterator[str]:
     near = ceiling.near_bytes_per_s
     cached = f" ({near / 1e9:.0f} from cache)" if near > ceiling.bytes_per_s else ""
     yield (
-        f"{machine}: reads {ceiling.bytes_per_s / 1e9:.1f} GB/s{cached}, multiply-adds "
-        f"{ceiling.int8_per_s / 1e9:.0f} G int8/s, {ceiling.f32_per_s / 1e9:.0f} G float/s"
+        f"{machine}: reads {ceiling.bytes_per_s / 1e9:.1f} GB/s{cached}, "
+        f"multiply-adds {ceiling.mul_adds_text()}"
     )
 
 
@@ -154,6 +153,7 @@ def as_json(result: BenchResult) -> dict[str, object]:
         "near_bytes_per_s": ceiling and ceiling.near_bytes_per_s,
         "int8_per_s": ceiling and ceiling.int8_per_s,
         "f32_per_s": ceiling and ceiling.f32_per_s,
+        "bf16_per_s": ceiling and ceiling.bf16_per_s,
         "peak_memory": result.peak_memory,
     }
 

@@ -17,7 +17,6 @@ from .loader import LoadedModel
 
 EMBEDDINGS: Final = "token_embd.weight"
 OUTPUT: Final = "output.weight"
-FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class ModelCard:
     """The static costs of a model.
 
     Attributes:
-        name: the architecture and the most frequent type of its weights.
+        name: the architecture and the type.
         n_bytes: size of all weights; tied weights count once.
         n_params: elements of all weights; tied weights count once.
         n_bytes_read: bytes of weights that a step of one token reads.
@@ -33,7 +32,7 @@ class ModelCard:
         n_mul_adds_output: those of the output matrix, only for tokens whose logits are computed.
         n_bytes_kv: bytes of keys and values that are stored for one token.
         kv_reads: the keys and values that each layer reads for one token.
-        is_quantized: matrix products are computed with integers.
+        type: the most frequent type of its weights.
     """
 
     name: str
@@ -44,7 +43,7 @@ class ModelCard:
     n_mul_adds_output: int
     n_bytes_kv: int
     kv_reads: tuple[KVRead, ...]
-    is_quantized: bool
+    type: GGMLType
 
 
 def model_card(context: GraphContext) -> ModelCard:
@@ -70,7 +69,7 @@ def model_card(context: GraphContext) -> ModelCard:
         n_mul_adds_output=_n_output(model),
         n_bytes_kv=sum(group.cell_bytes for group in context.groups),
         kv_reads=tuple(read for _, read in context.reads()),
-        is_quantized=type not in FLOATS,
+        type=type,
     )
 
 

@@ -12,7 +12,7 @@ import math
 import subprocess
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -20,14 +20,17 @@ from llvmlite import ir
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_zeros
 from ...base.errors import BackendError, OutOfMemoryError
+from ...graph.types import GGMLType
 from ..host import host_memory, python_command
 from .compiler.isa import has_feature
 from .compiler.jit import Kernel, kernel
+from .packed.tiles import add_float, add_pair
 from .params import first_of
 from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
 from .simd import types
+from .simd.bf16_dots import HAS_DOTS
 from .simd.byte_dots import REGISTER, Chain, emit_dots
-from .simd.bytes import fma, joined, pack, parts_of, spread_float, unpack
+from .simd.bytes import joined, pack, parts_of, unpack
 from .simd.ints import i32x16
 from .simd.memory import load_f32x16, load_i64, store_f32
 from .simd.vectors import LANES, f32x16, hsum, pointer_to, vector_function, zero
@@ -53,12 +56,27 @@ N_PRODUCTS: Final = 1 if REGISTER == _VECTOR_BYTES else N_WORDS  # for each of t
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """The work of all threads per second, the best of many trials: bytes read from memory, bytes
-    read repeatedly from a range that may fit in caches, multiply-adds of bytes and of floats."""
+    read repeatedly from a range that may fit in caches, multiply-adds of bytes, of floats and of
+    BF16. The last two are equal if the processor has no instruction for pairs of BF16."""
 
     bytes_per_s: float
     near_bytes_per_s: float
     int8_per_s: float
     f32_per_s: float
+    bf16_per_s: float
+
+    def mul_adds_per_s(self, type: GGMLType) -> float:
+        """The multiply-adds per second of products with weights of this type."""
+        if type.is_quantized:
+            return self.int8_per_s
+        return self.bf16_per_s if type is GGMLType.BF16 else self.f32_per_s
+
+    def mul_adds_text(self) -> str:
+        """The multiply-adds per second as text."""
+        text = f"{self.int8_per_s / 1e9:.0f} G int8/s, {self.f32_per_s / 1e9:.0f} G float/s"
+        if self.bf16_per_s > self.f32_per_s:
+            text += f", {self.bf16_per_s / 1e9:.0f} G BF16/s"
+        return text
 
 
 # --- kernels; p: address, count, address of the results, number of repetitions ---
@@ -84,21 +102,7 @@ def ceiling_read(p, ith, nth):
     store_f32(load_i64(p + 16) + LINE * ith, hsum((s0 + s1) + (s2 + s3)))
 
 
-def _emit_fma_tile(b: Any, sums: Any, address: Any) -> Any:
-    """Multiply vectors at the address with each of the numbers after them, as a matrix product
-    does, and add the products to a tile of sums."""
-    at, index = pointer_to(b, address, _V_F32), ir.IntType(64)
-    vectors = [b.load(b.gep(at, [index(i)]), align=1) for i in range(FLOAT_VECTORS)]
-    begin = _VECTOR_BYTES * FLOAT_VECTORS
-    numbers = [spread_float(b, address, begin + 4 * i) for i in range(FLOAT_NUMBERS)]
-    pairs = [(x, y) for y in numbers for x in vectors]
-    return pack(b, [fma(b, x, y, s) for s, (x, y) in zip(unpack(b, sums), pairs, strict=True)])
-
-
-def _zero_tile(lanes: Any, tile: Any) -> Any:
-    return vector_function(
-        tile, (), lambda _: ir.Constant(ir.ArrayType(lanes, tile.real.count), None)
-    )
+_V_I32, _V_F32 = ir.VectorType(ir.IntType(32), 16), ir.VectorType(ir.FloatType(), 16)
 
 
 def _emit_dot_tile(b: Any, sums: Any, address: Any) -> Any:
@@ -120,11 +124,25 @@ def _emit_dot_tile(b: Any, sums: Any, address: Any) -> Any:
     return pack(b, [joined(b, found[i : i + size]) for i in range(0, len(found), size)])
 
 
-_V_I32, _V_F32 = ir.VectorType(ir.IntType(32), 16), ir.VectorType(ir.FloatType(), 16)
-_ints, _floats = types.UniTuple(i32x16, INT_SUMS), types.UniTuple(f32x16, FLOAT_TILE)
-_zero_ints, _zero_floats = _zero_tile(_V_I32, _ints), _zero_tile(_V_F32, _floats)
-_dot_tile = vector_function(_ints, (_ints, types.int64), _emit_dot_tile)
-_fma_tile = vector_function(_floats, (_floats, types.int64), _emit_fma_tile)
+def _float_products(add: Any) -> Any:
+    """Products of vectors at the address with each of the numbers after them, as in the product of
+    two matrices. `add` is that of packed/tiles.py."""
+
+    def emit(b: Any, sums: Any, address: Any) -> Any:
+        at, index = pointer_to(b, address, _V_F32), ir.IntType(64)
+        vectors = [b.load(b.gep(at, [index(i)]), align=1) for i in range(FLOAT_VECTORS)]
+        begin = _VECTOR_BYTES * FLOAT_VECTORS
+        pairs = [(x, begin + 4 * i) for i in range(FLOAT_NUMBERS) for x in vectors]
+        added = zip(unpack(b, sums), pairs, strict=True)
+        return pack(b, [add(b, s, x, address, offset) for s, (x, offset) in added])
+
+    return emit
+
+
+def _zero_tile(lanes: Any, tile: Any) -> Any:
+    return vector_function(
+        tile, (), lambda _: ir.Constant(ir.ArrayType(lanes, tile.real.count), None)
+    )
 
 
 def _keep(lanes: Any, tile: Any) -> Any:
@@ -140,27 +158,39 @@ def _keep(lanes: Any, tile: Any) -> Any:
     return vector_function(types.void, (tile, types.int64), emit)
 
 
-_keep_ints, _keep_floats = _keep(_V_I32, _ints), _keep(_V_F32, _floats)
+class Products(NamedTuple):
+    """A kernel that multiplies in registers, and its multiply-adds in each of `TURNS`."""
+
+    kernel: Kernel
+    n: int
 
 
-@kernel
-def ceiling_int8(p, ith, nth):
-    """Multiply bytes in registers."""
-    table, n = load_i64(p), load_i64(p + 8)
-    sums = _zero_ints()
-    for i in range(n):
-        sums = _dot_tile(sums, table + _VECTOR_BYTES * (i & 31))
-    _keep_ints(sums, load_i64(p + 16) + LINE * ith)
+def _products(name: str, sum_type: Any, lanes: Any, emit: Any, n_sums: int, n: int) -> Products:
+    """The kernel whose turn is `emit`: it adds products of what is at an address to a tile of
+    sums. `n`: the multiply-adds of each sum."""
+    tile = types.UniTuple(sum_type, n_sums)
+    zero, keep = _zero_tile(lanes, tile), _keep(lanes, tile)
+    multiply = vector_function(tile, (tile, types.int64), emit)
+
+    def run(p, ith, nth):
+        table, n_turns = load_i64(p), load_i64(p + 8)
+        sums = zero()
+        for i in range(n_turns):
+            sums = multiply(sums, table + _VECTOR_BYTES * (i & 31))
+        keep(sums, load_i64(p + 16) + LINE * ith)
+
+    run.__name__ = name
+    return Products(Kernel(run), n_sums * n)
 
 
-@kernel
-def ceiling_f32(p, ith, nth):
-    """Multiply floats in registers."""
-    table, n = load_i64(p), load_i64(p + 8)
-    sums = _zero_floats()
-    for i in range(n):
-        sums = _fma_tile(sums, table + _VECTOR_BYTES * (i & 31))
-    _keep_floats(sums, load_i64(p + 16) + LINE * ith)
+INT8: Final = _products(
+    "ceiling_int8", i32x16, _V_I32, _emit_dot_tile, INT_SUMS, N_PRODUCTS * _VECTOR_BYTES
+)
+F32: Final = _products("ceiling_f32", f32x16, _V_F32, _float_products(add_float), FLOAT_TILE, LANES)
+# only for processors with `HAS_DOTS`
+BF16: Final = _products(
+    "ceiling_bf16", f32x16, _V_F32, _float_products(add_pair), FLOAT_TILE, 2 * LANES
+)
 
 
 # --- measuring ---
@@ -186,18 +216,22 @@ def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling
             n_times = 1
         table = aligned_zeros(TABLE_BYTES, LINE, "factors to measure")
         table.view(np.float32)[:] = 2.0**-60  # keeps sums and products in range
-        int8_s, f32_s = (
-            _best_s(pool, k, table.ctypes.data, TURNS) for k in (ceiling_int8, ceiling_f32)
-        )
+        int8, f32 = (_mul_adds_per_s(pool, each, table) for each in (INT8, F32))
+        bf16 = _mul_adds_per_s(pool, BF16, table) if HAS_DOTS else f32
     finally:
         pool.close()
-    n_turns = n_threads * TURNS
     return Ceiling(
         bytes_per_s=n_bytes / read_s,
         near_bytes_per_s=n_times * n_near / near_s,
-        int8_per_s=n_turns * INT_SUMS * N_PRODUCTS * _VECTOR_BYTES / int8_s,
-        f32_per_s=n_turns * FLOAT_TILE * LANES / f32_s,
+        int8_per_s=int8,
+        f32_per_s=f32,
+        bf16_per_s=bf16,
     )
+
+
+def _mul_adds_per_s(pool: ThreadPool, measured: Products, table: Bytes) -> float:
+    n = pool.n_threads * TURNS * measured.n
+    return n / _best_s(pool, measured.kernel, table.ctypes.data, TURNS)
 
 
 def measure_read(n_threads: int, n_bytes: int = BUFFER_BYTES) -> float:

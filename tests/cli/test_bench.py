@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,19 @@ from commands import lamella, tiny_model
 
 from lamella.base.errors import BackendError
 from lamella.cli import bench, bench_table
+from lamella.graph.types import GGMLType
 from lamella.kernels.cpu.ceiling import Ceiling
 from lamella.model.card import ModelCard
 from lamella.model.kv_memory import KVRead
 from lamella.observe.bench import Bench, BenchTest
 
-CEILING = Ceiling(bytes_per_s=40e9, near_bytes_per_s=200e9, int8_per_s=900e9, f32_per_s=200e9)
+CEILING = Ceiling(
+    bytes_per_s=40e9,
+    near_bytes_per_s=200e9,
+    int8_per_s=900e9,
+    f32_per_s=200e9,
+    bf16_per_s=400e9,
+)
 CARD = ModelCard(
     name="llama Q4_0",
     n_bytes=621_000_000,
@@ -26,7 +34,7 @@ CARD = ModelCard(
     n_mul_adds_output=65_000_000,
     n_bytes_kv=32768,
     kv_reads=(KVRead(32768, None),),
-    is_quantized=True,
+    type=GGMLType.Q4_0,
 )
 
 
@@ -51,7 +59,8 @@ def test_the_table(model: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[1].startswith("llama F32: ")
     assert lines[2].endswith("stores 256 bytes of keys and values")
-    assert "1 thread: reads 40.0 GB/s (200 from cache), multiply-adds 900 G int8/s" in lines[3]
+    assert "1 thread: reads 40.0 GB/s (200 from cache), multiply-adds 900 G int8/s, " in lines[3]
+    assert lines[3].endswith("200 G float/s, 400 G BF16/s")
     head, rule, *rows = [line for line in lines if line.startswith("|")]
     assert cells(head)[:7] == ["model", "size", "params", "backend", "threads", "test", "t/s"]
     assert len({len(line) for line in (head, rule, *rows)}) == 1
@@ -79,6 +88,7 @@ def test_one_json_object_per_test(model: Path) -> None:
         assert report["median_ts"] == statistics.median(report["samples_ts"])
         assert report["model_filename"] == str(model)
         assert report["memory_bytes_per_s"] == 40e9
+        assert report["bf16_per_s"] == 400e9
         assert 0 < report["bytes_read_per_token"] < report["model_size"]
         assert report["peak_memory"] > report["model_size"]
     assert [r["test"] for r in reports[:3]] == ["pp16", "tg4", "tg4 x 3"]
@@ -226,6 +236,14 @@ def test_memory_or_arithmetic_bounds_the_ceiling() -> None:
     prompt = result(BenchTest(n_prompt=512)).best_possible
     assert prompt == pytest.approx(512 / ((512 * 935e6 + 65e6) / 900e9))
     assert result(BenchTest(n_prompt=512)).median == 20.0
+
+
+@pytest.mark.parametrize(
+    ("type", "per_s"), [("F32", 200e9), ("F16", 200e9), ("BF16", 400e9), ("Q8_0", 900e9)]
+)
+def test_arithmetic_of_each_type_bounds_the_ceiling(type: str, per_s: float) -> None:
+    prompt = result(BenchTest(n_prompt=512), replace(CARD, type=GGMLType[type])).best_possible
+    assert prompt == pytest.approx(512 / ((512 * 935e6 + 65e6) / per_s))
 
 
 def test_the_ceiling_reads_the_weights_once_per_ubatch() -> None:

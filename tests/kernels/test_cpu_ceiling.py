@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, astuple, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +14,32 @@ import pytest
 
 from lamella.alloc.host import aligned_zeros
 from lamella.base.errors import BackendError, OutOfMemoryError
+from lamella.graph.types import GGMLType
 from lamella.kernels.cpu import ceiling
 from lamella.kernels.cpu.ceiling import (
+    BF16,
     CHUNK,
+    F32,
+    FLOAT_NUMBERS,
+    FLOAT_VECTORS,
+    INT8,
     INT_SUMS,
     N_LEFT,
     N_WORDS,
     SMALL_WEIGHT,
     TABLE_BYTES,
-    ceiling_int8,
+    Ceiling,
+    Products,
     ceiling_read,
 )
 from lamella.kernels.cpu.compiler.jit import Kernel
 from lamella.kernels.cpu.pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
+from lamella.kernels.cpu.simd.bf16_dots import HAS_DOTS
 from lamella.kernels.cpu.simd.byte_dots import REGISTER
+from lamella.kernels.cpu.simd.vectors import LANES
+
+TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q4_K)
+FOUND = Ceiling(bytes_per_s=1, near_bytes_per_s=2, int8_per_s=3e9, f32_per_s=4e9, bf16_per_s=8e9)
 
 
 @pytest.fixture
@@ -71,14 +85,40 @@ def test_every_pair_of_vectors_is_multiplied(pool: ThreadPool) -> None:
     products = [sum(left[x] * right[y] for x, y in of).reshape(-1, 4).sum(axis=1) for of in pairs]
     # the sums are combined by exclusive or
     expected = np.bitwise_xor.reduce(np.array(products, np.int32).reshape(INT_SUMS, 16))
-    out = run(pool, ceiling_int8, memory, 1).view(np.int32)
+    out = run(pool, INT8.kernel, memory, 1).view(np.int32)
     assert (out == expected).all()
+
+
+@pytest.mark.parametrize("measured", [F32, *([BF16] if HAS_DOTS else [])])
+def test_every_float_is_multiplied_with_every_number(pool: ThreadPool, measured: Products) -> None:
+    memory = aligned_zeros(TABLE_BYTES, LINE, "test")
+    small = np.random.default_rng(0).integers(-8, 9, (measured.n // LANES, LANES))
+    n_pair = 2 if measured is BF16 else 1
+    vectors = small[: FLOAT_VECTORS * n_pair].reshape(FLOAT_VECTORS, LANES, n_pair)
+    numbers = small[-FLOAT_NUMBERS * n_pair :, 0].reshape(FLOAT_NUMBERS, n_pair)
+    values = np.concatenate([vectors.ravel(), numbers.ravel()]).astype(np.float32)
+    data = (values.view(np.uint32) >> 16).astype(np.uint16) if n_pair == 2 else values
+    memory[: data.nbytes] = data.view(np.uint8)
+    sums = (vectors[:, None] * numbers[None, :, None]).sum(axis=-1).reshape(-1, LANES)
+    assert measured.n == sums.size * n_pair
+    # the sums are combined by exclusive or
+    expected = np.bitwise_xor.reduce(sums.astype(np.float32).view(np.uint32))
+    out = run(pool, measured.kernel, memory, 1).view(np.uint32)
+    assert (out == expected).all()
+
+
+def test_each_type_of_weights_has_its_rate() -> None:
+    rates = {type: FOUND.mul_adds_per_s(type) for type in TYPES}
+    assert rates == dict(zip(rates, (4e9, 4e9, 8e9, 3e9), strict=True))
+    assert FOUND.mul_adds_text() == "3 G int8/s, 4 G float/s, 8 G BF16/s"
+    assert replace(FOUND, bf16_per_s=4e9).mul_adds_text() == "3 G int8/s, 4 G float/s"
 
 
 def test_measured_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "TRIALS_S", 0.001)
     found = ceiling.measure(2, 1 << 16, 1 << 22)
-    assert min(found.bytes_per_s, found.near_bytes_per_s, found.int8_per_s, found.f32_per_s) > 0
+    assert min(astuple(found)) > 0
+    assert HAS_DOTS or found.bf16_per_s == found.f32_per_s
     large = ceiling.measure(1, 1 << 30, 1 << 22)
     assert large.near_bytes_per_s == large.bytes_per_s
 
@@ -86,16 +126,16 @@ def test_measured_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_process_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert command[1:] == ["-P", "-m", "lamella.kernels.cpu.ceiling_process", "2", "1000"]
-        text = '{"bytes_per_s": 1, "near_bytes_per_s": 2, "int8_per_s": 3, "f32_per_s": 4}\n'
-        return subprocess.CompletedProcess(command, 0, "noise\n" + text, "")
+        text = json.dumps(asdict(FOUND))
+        return subprocess.CompletedProcess(command, 0, f"noise\n{text}\n", "")
 
     monkeypatch.setattr(subprocess, "run", answer)
-    assert ceiling.measure_apart(2, 1000) == ceiling.Ceiling(1, 2, 3, 4)
+    assert ceiling.measure_apart(2, 1000) == FOUND
 
 
 def test_the_process_measures() -> None:
     found = ceiling.measure_apart(1, 1 << 16)
-    assert min(found.bytes_per_s, found.near_bytes_per_s, found.int8_per_s, found.f32_per_s) > 0
+    assert min(astuple(found)) > 0
 
 
 def test_memory_that_is_not_free_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_costs_of_a_token(bench: Bench) -> None:
     assert card.n_params == matrices + norms + N_EMBD * N_VOCAB
     assert card.n_bytes_read == 2 * matrices + 4 * norms
     assert card.n_bytes_kv == N_LAYER * 2 * 32 * 2
-    assert not card.is_quantized
+    assert card.type is GGMLType.F16
 
 
 def test_a_model_is_named_after_most_weights_not_most_bytes() -> None:
@@ -148,7 +148,7 @@ def test_a_model_is_named_after_most_weights_not_most_bytes() -> None:
         open_params(model_path("stories260K-Q4_0"), n_ubatch=32, **CPU), TESTS
     ) as opened:
         card = opened.card()
-    assert (card.name, card.is_quantized) == ("llama Q4_0", True)
+    assert (card.name, card.type) == ("llama Q4_0", GGMLType.Q4_0)
 
 
 def test_tied_weights_count_once_and_experts_by_their_use(tmp_path: Path) -> None:
