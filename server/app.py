@@ -14,10 +14,11 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -183,9 +184,30 @@ async def _until_signal(
     for number in SIGNALS:
         signal.signal(number, on_signal)
     announce = partial(log.info, "listening on %s")
-    await serve(config, load, stop, announce, progress, now)
+    with _woken_by_signals(loop):
+        await serve(config, load, stop, announce, progress, now)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let a signal wake the event loop, also if the system gives it to another thread. After
+    SIGSTOP and SIGCONT it often does, and Python calls handlers in the main thread only."""
+    if sys.platform == "win32":  # its event loop does this itself
+        yield
+        return
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        for each in (reading, writing):
+            each.setblocking(False)
+        loop.add_reader(reading, reading.recv, 4096)
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(reading)
 
 
 def _exit_after(n_seconds: float) -> None:

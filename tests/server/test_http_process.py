@@ -70,7 +70,10 @@ def process(
         options=options,
     )
     with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-W", "error", "-c", code],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as server:
         try:
             yield server
@@ -116,6 +119,25 @@ def test_more_signals_change_nothing(number: signal.Signals) -> None:
         assert server.returncode == 0
         assert server.stderr is not None
         assert server.stderr.read() == ""
+
+
+def test_a_signal_that_another_thread_gets() -> None:
+    """As often after SIGSTOP and SIGCONT. Nothing else wakes the main thread."""
+    load = (
+        "from lamella.server import accepting; accepting.N_SWEEP_SECONDS = 3600.0; "
+        "import signal, threading; "
+        "send = lambda: (sys.stdin.readline(), "
+        "signal.pthread_kill(threading.get_ident(), signal.SIGTERM), time.sleep(3600)); "
+        "threading.Thread(target=send, daemon=True).start(); "
+        "return make_model(context)"
+    )
+    with process(load=load) as server:
+        port_of(server)
+        time.sleep(1)  # the main thread waits for events
+        assert server.stdin is not None
+        server.stdin.write("now\n")
+        server.stdin.flush()
+        assert server.wait(WAIT_S) == 0
 
 
 def test_an_endless_step_does_not_keep_the_server_alive() -> None:
