@@ -86,7 +86,6 @@ def _read(file: GGUFFile) -> None:
             list(value)
     for info in file.tensors.values():
         file.read(info).max(initial=0)
-        file.release(info)
 
 
 def _vocabulary(file: GGUFFile) -> None:

@@ -31,7 +31,6 @@ from .placement import Home, Placement, layer_devices, place
 
 log = get_logger("loader")
 
-SLICE_BYTES: Final = 4 << 20  # bytes copied at a time
 N_PROGRESS: Final = 100  # approximate number of calls of the progress callback
 
 N_NAMED: Final = 50  # most tensors named in one message
@@ -379,7 +378,7 @@ def _fill(
     model: LoadedModel,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Copy the weights in the order of the file, so that each page is read once."""
+    """Copy the weights in the order of the file, so that a disk reads on."""
     placement = model.placement
     devices = (*placement.devices, placement.cpu)
     plain = {device.buffer_type for device in devices} | placement.pinned
@@ -406,32 +405,25 @@ def _copy_whole(file: GGUFFile, tensor: Tensor, weight: FoundWeight, done: _Prog
     if weight.is_converted:
         data = _as_f32(weight.parts[0].type, data)
     buffer_of(tensor).set_tensor(tensor, data)
-    for info in weight.parts:
-        file.release(info)
-        done.add(info.nbytes)
+    done.add(sum(info.nbytes for info in weight.parts))
 
 
 def _copy_slices(file: GGUFFile, tensor: Tensor, weight: FoundWeight, done: _Progress) -> None:
     buffer, offset = buffer_of(tensor), 0
     for info in weight.parts:
-        data = file.read(info)
-        for begin in range(0, info.nbytes, SLICE_BYTES):
-            part = data[begin : begin + SLICE_BYTES]
-            buffer.set_tensor(tensor, part, offset + begin)
+        for part in file.slices(info):
+            buffer.set_tensor(tensor, part, offset)
+            offset += part.size
             done.add(part.size)
-        offset += info.nbytes
-        file.release(info)
 
 
 def _check_finite(file: GGUFFile) -> None:
     """Raise ModelFileError if a weight is infinite or NaN."""
     for info in file.tensors.values():
-        data, n_bad = file.read(info), 0
-        step = SLICE_BYTES // info.type.type_size * info.type.type_size  # whole blocks
-        for begin in range(0, info.nbytes, step):
-            values = _as_f32(info.type, data[begin : begin + step]).view(np.float32)
+        n_bad = 0
+        for part in file.slices(info):
+            values = _as_f32(info.type, part).view(np.float32)
             n_bad += int(np.count_nonzero(~np.isfinite(values)))
-        file.release(info)
         if n_bad:
             raise ModelFileError(f"{file.path}: tensor {info.name}: {n_bad} values are not finite")
 

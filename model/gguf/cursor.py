@@ -48,6 +48,10 @@ _CHUNK_BYTES = 1 << 16  # bools checked at a time
 _NO_BYTES = np.empty(0, np.uint8)
 
 
+class MoreBytesError(Exception):
+    """The header goes on behind the bytes that are given."""
+
+
 class Cursor:
     """A position in the header of one file.
 
@@ -55,21 +59,30 @@ class Cursor:
 
     Args:
         path: the file, for messages.
-        data: the file from its first byte on, so that positions are those in the file.
+        data: the file from its first byte on, so that positions are those in the file. It may be
+            a part: then methods raise MoreBytesError if it does not suffice.
         byte_order: byte order of numbers, as in `struct`.
         pos: position of the next byte to read.
+        size: size of the file; None: that of `data`.
     """
 
-    def __init__(self, path: str, data: mmap | bytes, byte_order: ByteOrder, pos: int = 0) -> None:
+    def __init__(
+        self,
+        path: str,
+        data: mmap | bytes,
+        byte_order: ByteOrder,
+        pos: int = 0,
+        size: int | None = None,
+    ) -> None:
         self.path = path
         self.data = data
-        self.size = len(data)
+        self.size = len(data) if size is None else size
         self.byte_order = byte_order
         self.pos = pos
 
     def at(self, pos: int) -> Cursor:
         """Return another cursor over the same bytes."""
-        return Cursor(self.path, self.data, self.byte_order, pos)
+        return Cursor(self.path, self.data, self.byte_order, pos, self.size)
 
     def error(self, message: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {message}")
@@ -82,6 +95,8 @@ class Cursor:
                 f"{what} takes {n} bytes at byte {begin}, but only {left} are left: the file is "
                 f"truncated by {n - left} bytes or more, or the length is wrong"
             )
+        if begin + n > len(self.data):
+            raise MoreBytesError
         self.pos = begin + n
         return begin
 
@@ -181,6 +196,8 @@ class Cursor:
         if places is not None:
             self.pos = int(places[-1]) - LENGTH_BYTES
             return
+        if len(self.data) < self.size:
+            raise MoreBytesError
         for i in range(n):  # a string ends outside the file; this raises the error for it
             self._skip_string(f"{what}[{i}]")
 

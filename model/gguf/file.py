@@ -1,24 +1,25 @@
-"""file: an open model, one GGUF file or all files of a split one, mapped into memory.
+"""file: an open model, one GGUF file or all files of a split one.
 
-Each file has one memory map. The header is read once; afterwards only `read` and its arrays access
-the map. The map has two risks. If a file is truncated while it is opened, or between `read` and the
-use of its array, SIGBUS ends the process (`read` itself checks the size). If a file is overwritten
-in place, arrays change. So replace model files by renaming. Knows no architectures. Tested by
-tests/model/test_gguf_read.py and test_gguf_split.py.
+The header is read once, tensors when they are asked for, into memory of their own. The files are
+not mapped into memory: if another program truncates a file, a map ends the process (SIGBUS), and a
+read is an error. If a file is overwritten in place, tensors change. So replace model files by
+renaming. Not for several threads. Knows no architectures. Tested by tests/model/test_gguf_read.py
+and test_gguf_split.py.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +27,15 @@ import numpy.typing as npt
 from ...alloc.host import DTYPES
 from ...base.errors import ClosedError, ModelFileError
 from ...kernels.quants.layouts import LAYOUTS
-from .cursor import shown
+from .cursor import MoreBytesError, shown
 from .foreign import describe
 from .header import Header, TensorInfo, read_header
 from .metadata import OverriddenMetadata, Scalar
 
 SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 SPLITS_MAX = 2**16 - 1  # the keys are UINT16
+SLICE_BYTES: Final = 4 << 20
+HEADER_BYTES: Final = 4 << 20  # read first; longer headers are read again with four times as many
 
 # https://github.com/ggml-org/llama.cpp/blob/master/src/llama.cpp, llama_split_path
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
@@ -43,7 +46,8 @@ _HOST_ORDER = "<" if sys.byteorder == "little" else ">"
 @dataclass(frozen=True, slots=True)
 class _Shard:
     path: Path
-    map: mmap.mmap
+    file: FileIO
+    size: int  # when it was opened
     header: Header
 
 
@@ -64,7 +68,7 @@ class GGUFFile:
         self.version = shards[0].header.version
         self.metadata = shards[0].header.metadata
         self.tensors = {t.name: t for s in shards for t in s.header.tensors.values()}
-        self.n_bytes = sum(len(s.map) for s in shards)
+        self.n_bytes = sum(s.size for s in shards)
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -78,48 +82,43 @@ class GGUFFile:
         self.close()
 
     def close(self) -> None:
-        """Unmap the files. A map with arrays in use is unmapped when the last one is deleted.
-
-        Metadata and tensor infos stay readable. May be called again.
-        """
+        """Close the files. Metadata and tensor infos stay readable. May be called again."""
         for shard in self._shards:
-            with suppress(BufferError):
-                shard.map.close()
+            shard.file.close()
         self._shards = []
 
     def read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """Return the bytes of a tensor, flat, in the host's byte order.
 
-        The result is a read-only view of the memory map, or a copy if the file has another byte
-        order.
-
         Raises:
             ClosedError: the file was closed.
-            ModelFileError: the file was truncated after it was opened.
+            ModelFileError: the file cannot be read, or was truncated after it was opened.
         """
+        return self._bytes(info, 0, info.nbytes)
+
+    def slices(self, info: TensorInfo) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield the bytes of a tensor in order, a few MiB of whole blocks each. See `read`."""
+        step = max(1, SLICE_BYTES // info.type.type_size) * info.type.type_size
+        for begin in range(0, info.nbytes, step):
+            yield self._bytes(info, begin, min(step, info.nbytes - begin))
+
+    def _bytes(self, info: TensorInfo, begin: int, n: int) -> npt.NDArray[np.uint8]:
         shard = self._shard(info)
-        size = shard.map.size()  # the current size of the file
-        if info.offset + info.nbytes > size:
-            raise ModelFileError(
-                f"{shard.path}: the file was truncated from {len(shard.map)} to {size} bytes while "
-                f"it was open: tensor {shown(info.name)} ends at byte {info.offset + info.nbytes}"
-            )
-        raw = np.frombuffer(shard.map, np.uint8, info.nbytes, info.offset)
+        raw = np.empty(n, np.uint8)
+        left = raw.data
+        try:
+            shard.file.seek(info.offset + begin)
+            while left and (n_read := shard.file.readinto(left)):
+                left = left[n_read:]
+        except OSError as e:
+            raise _unreadable(shard.path, e) from e
+        if left:
+            end = f"tensor {shown(info.name)} ends at byte {info.offset + info.nbytes}"
+            raise _truncated(shard.path, shard.file, shard.size, end)
         if shard.header.byte_order == _HOST_ORDER:
             return raw
         dtype = LAYOUTS[info.type] if info.type.is_quantized else DTYPES[info.type]
         return raw.view(dtype).byteswap().view(np.uint8)
-
-    def release(self, info: TensorInfo) -> None:
-        """Release the memory of the tensor's whole pages. A later access reads the disk again.
-
-        Raises ClosedError if the file was closed.
-        """
-        shard = self._shard(info)
-        begin = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if begin < end and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-            shard.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _shard(self, info: TensorInfo) -> _Shard:
         if not self._shards:
@@ -145,13 +144,13 @@ def open_gguf(
     """
     with ExitStack() as undo:
         shards = [_open_shard(Path(path), 0, header_only)]
-        undo.callback(shards[0].map.close)
+        undo.callback(shards[0].file.close)
         for no, other in enumerate(_other_paths(shards[0]), 1):
             if not other.exists():
                 n_shards = shards[0].header.metadata.int(SPLIT_COUNT)
                 raise ModelFileError(f"shard {no + 1} of {n_shards} is missing: {other}")
             shards.append(_open_shard(other, no, header_only))
-            undo.callback(shards[no].map.close)
+            undo.callback(shards[no].file.close)
             _check_shard(shards[no], no, shards[0])
         _check_tensors(shards)
         undo.pop_all()
@@ -162,29 +161,58 @@ def open_gguf(
 
 
 def _open_shard(path: Path, no: int, header_only: bool) -> _Shard:
-    map = _map(path)
+    file, size = _open(path)
     with ExitStack() as undo:
-        undo.callback(map.close)
-        header = read_header(str(path), map, no, header_only=header_only)
+        undo.callback(file.close)
+        header = _header(path, file, size, no, header_only)
         undo.pop_all()
-    return _Shard(path, map, header)
+    return _Shard(path, file, size, header)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _header(path: Path, file: FileIO, size: int, no: int, header_only: bool) -> Header:
+    n = HEADER_BYTES
+    while True:
+        try:
+            file.seek(0)
+            head = file.read(min(n, size))
+        except OSError as e:
+            raise _unreadable(path, e) from e
+        if len(head) < min(n, size):
+            raise _truncated(path, file, size, "its header was being read")
+        with suppress(MoreBytesError):
+            return read_header(str(path), head, no, size, header_only=header_only)
+        n *= 4
+
+
+def _open(path: Path) -> tuple[FileIO, int]:
+    """Open a file that is not empty. Return it and its size."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # checked before `open`, which would block on a pipe
             kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
             raise ModelFileError(f"{path}: this is {kind}, not a file")
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == 0:
-                raise ModelFileError(f"{path}: not a GGUF file: {describe(b'', 0)}")
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        file = path.open("rb", buffering=0)
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file") from None
-    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name, or the file shrank
-        raise ModelFileError(f"{str(path)!r} cannot be read: {e}") from e
+    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
+        raise _unreadable(path, e) from e
+    size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        file.close()
+        raise ModelFileError(f"{path}: not a GGUF file: {describe(b'', 0)}")
+    return file, size
+
+
+def _unreadable(path: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(f"{str(path)!r} cannot be read: {error}")
+
+
+def _truncated(path: Path, file: FileIO, size: int, what: str) -> ModelFileError:
+    """The error for a file of once `size` bytes."""
+    now = os.fstat(file.fileno()).st_size
+    return ModelFileError(
+        f"{path}: the file was truncated from {size} to {now} bytes while it was open: {what}"
+    )
 
 
 def _other_paths(first: _Shard) -> list[Path]:

@@ -66,21 +66,25 @@ class Header:
     tensors: dict[str, TensorInfo]  # in the file's order
 
 
-def read_header(path: str, data: mmap, shard: int, *, header_only: bool = False) -> Header:
+def read_header(
+    path: str, data: mmap | bytes, shard: int, size: int, *, header_only: bool = False
+) -> Header:
     """Return the header of a file. The result does not refer to `data`.
 
     Args:
         path: the file, for messages.
-        data: the file's bytes.
+        data: the file's bytes, or the first ones.
         shard: the file's number in a split model, from 0.
+        size: the file's size.
         header_only: the file may end after its header.
 
     Raises:
         ModelFileError: the file is broken or not a GGUF file.
         UnsupportedModelError: its version or the type of a tensor is unknown.
+        MoreBytesError: the header is longer than `data`.
     """
-    version, byte_order = _read_version(path, data)
-    cursor = Cursor(path, data, byte_order, pos=8)
+    version, byte_order = _read_version(path, data, size)
+    cursor = Cursor(path, data, byte_order, pos=8, size=size)
     n_tensors = cursor.count(_TENSOR_BYTES_MIN, "tensors")
     n_pairs = cursor.count(_PAIR_BYTES_MIN, "metadata keys")
     positions = _read_positions(cursor, n_pairs)
@@ -94,10 +98,10 @@ def read_header(path: str, data: mmap, shard: int, *, header_only: bool = False)
     return Header(version, byte_order, Metadata(copy, positions), tensors)
 
 
-def _read_version(path: str, data: mmap) -> tuple[int, ByteOrder]:
+def _read_version(path: str, data: mmap | bytes, size: int) -> tuple[int, ByteOrder]:
     head = data[:HEAD_BYTES]
     if head[:4] != MAGIC:
-        raise ModelFileError(f"{path}: not a GGUF file: {describe(head, len(data))}")
+        raise ModelFileError(f"{path}: not a GGUF file: {describe(head, size)}")
     version = Cursor(path, data, "<", pos=4).uint32("the version")
     byte_order: ByteOrder = "<"
     if version & 0xFFFF == 0:  # the header has no other sign of the byte order

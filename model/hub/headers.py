@@ -57,7 +57,7 @@ def fetch_header(file: Remote, path: Path, no: int) -> None:
 def _has_header(path: Path, no: int) -> bool:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            read_header(str(path), data, no, header_only=True)
+            read_header(str(path), data, no, len(data), header_only=True)
         except UnsupportedModelError:
             return True  # more bytes would not help
         except ModelFileError:

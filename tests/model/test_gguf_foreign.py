@@ -109,7 +109,7 @@ def test_a_file_without_read_permission(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
 
-    def refuse(self: Path, mode: str) -> None:  # simulated, as root may read every file
+    def refuse(self: Path, mode: str, **_: int) -> None:  # simulated, as root may read every file
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "open", refuse)

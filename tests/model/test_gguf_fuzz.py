@@ -158,7 +158,7 @@ def read_everything(file: GGUFFile) -> None:
         data = file.read(info)
         assert data.size == info.nbytes
         data.max()
-        file.release(info)
+        assert b"".join(part.tobytes() for part in file.slices(info)) == data.tobytes()
 
 
 def read_value(value: object) -> None:

@@ -17,6 +17,7 @@ from lamella.kernels.sim import SimDevice
 from lamella.model import loader
 from lamella.model.batch import Batch
 from lamella.model.context import Context
+from lamella.model.gguf import file as gguf_file
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
@@ -96,7 +97,7 @@ def test_results_do_not_depend_on_pinning(path: Path, n_gpu_layers: int) -> None
 def test_pinned_memory_is_filled_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only repacked weights need all of a tensor at once."""
     whole = []
-    monkeypatch.setattr(loader, "SLICE_BYTES", 100)
+    monkeypatch.setattr(gguf_file, "SLICE_BYTES", 100)
     monkeypatch.setattr(
         loader,
         "_copy_whole",

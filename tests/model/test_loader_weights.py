@@ -23,8 +23,8 @@ from lamella.graph.ops.check import is_matrix_type
 from lamella.kernels.reference.arrays import can_dequantize
 from lamella.kernels.sim import SimDevice
 from lamella.kernels.sim.memory import SimBufferType
-from lamella.model import loader
 from lamella.model.gguf import GGUFFile, TensorInfo
+from lamella.model.gguf import file as gguf_file
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.placement import Placement
 from lamella.sched import DeviceType
@@ -151,7 +151,7 @@ def test_optional_weights_may_be_absent(tmp_path: Path) -> None:
 def test_single_experts_are_concatenated(
     slice_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(gguf_file, "SLICE_BYTES", slice_bytes)
     write_model(TINY["mixtral"], tmp_path / "whole.gguf", GGMLType.Q4_0)
     write_model(TINY["mixtral"], tmp_path / "split.gguf", GGMLType.Q4_0, split_experts=True)
     whole, split = load(tmp_path / "whole.gguf"), load(tmp_path / "split.gguf", 2)
@@ -189,7 +189,7 @@ class RepackedBufferType(HostBufferType):
 def test_repacked_weights(
     split_experts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "SLICE_BYTES", 100)
+    monkeypatch.setattr(gguf_file, "SLICE_BYTES", 100)
     repacked = RepackedBufferType("REPACKED")
     cpu = SimDevice("CPU", DeviceType.CPU, reads=(repacked,))
     expected = write_model(TINY["mixtral"], tmp_path / "m.gguf", split_experts=split_experts)
@@ -213,31 +213,25 @@ def test_buffers_of_limited_size(tmp_path: Path) -> None:
 # --- reading ---
 
 
-def test_pages_are_released_during_the_load(
+def test_weights_are_read_in_the_order_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events: list[tuple[str, str]] = []
-    read, release = GGUFFile.read, GGUFFile.release
+    names: list[str] = []
+    read = GGUFFile._bytes
 
-    def spy_read(file: GGUFFile, info: TensorInfo) -> Bytes:
-        events.append(("read", info.name))
-        return read(file, info)
+    def spy_read(file: GGUFFile, info: TensorInfo, *args: int) -> Bytes:
+        names.append(info.name)
+        return read(file, info, *args)
 
-    def spy_release(file: GGUFFile, info: TensorInfo) -> None:
-        events.append(("release", info.name))
-        release(file, info)
-
-    monkeypatch.setattr(GGUFFile, "read", spy_read)
-    monkeypatch.setattr(GGUFFile, "release", spy_release)
+    monkeypatch.setattr(GGUFFile, "_bytes", spy_read)
     write_model(TINY["qwen2"], tmp_path / "m.gguf")
     load(tmp_path / "m.gguf")
-    names = list(in_file(tmp_path / "m.gguf"))
-    assert events == [(verb, name) for name in names for verb in ("read", "release")]
+    assert names == list(in_file(tmp_path / "m.gguf"))
 
 
 @pytest.mark.parametrize("n_gpu_layers", [0, 3])
 def test_progress(n_gpu_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "SLICE_BYTES", 256)
+    monkeypatch.setattr(gguf_file, "SLICE_BYTES", 256)
     write_model(TINY["llama-tied"], tmp_path / "m.gguf", GGMLType.F16)
     calls: list[tuple[int, int]] = []
     model = load(tmp_path / "m.gguf", n_gpu_layers, progress=lambda *at: calls.append(at))
