@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from chaos_faults import FAULTS, World, text_of
+from chaos_faults import FAULTS
 from chaos_requests import HOSTILE
 from chaos_server import Server, started
+from chaos_world import World, text_of
 from raw_http import ask
 
 from lamella.model.shipped import shipped_model

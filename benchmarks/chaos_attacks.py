@@ -24,6 +24,7 @@ from raw_http import bearer, connect, failure, message, outcome
 
 SOURCE: Final = "127.0.0.2"
 NICE: Final = 19
+N_BODY_BYTES: Final = 1 << 20  # the least limit of bodies
 Round = Callable[[], None]
 
 
@@ -216,6 +217,24 @@ def _stops(target: Target) -> Round:
     return _sender(target, target.message("/completion", {**body, "stop": stops}))
 
 
+def _bodies(target: Target) -> Round:
+    """Bodies that are read whole, as they are just below the least limit of bodies, and are slow to
+    check or to render: many values, keys, messages or escaped characters."""
+    n = N_BODY_BYTES
+    message = {"role": "user", "content": "a"}
+    n_messages = n // (len(json.dumps(message)) + 2)
+    texts = [
+        ("/completion", '{"prompt": [' + "1," * ((n - 20) // 2) + "1]}"),
+        ("/completion", '{"prompt": "' + "\\u0061" * ((n - 20) // 6) + '"}'),
+        ("/completion", "{" + ", ".join(f'"x{i:05}": 1' for i in range(n // 13)) + "}"),
+        ("/tokenize", '{"content": "' + "a" * (n - 20) + '"}'),
+        ("/v1/chat/completions", json.dumps({"messages": [message] * (n_messages - 1)})),
+        ("/v1/embeddings", '{"input": [' + '"a",' * ((n - 20) // 4) + '"a"]}'),
+    ]
+    assert all(n // 2 < len(text) < n for _, text in texts)
+    return _sender(target, *(target.message(path, text.encode()) for path, text in texts))
+
+
 ATTACKS: Final = {
     "n_probs": Attack(4, _n_probs, "512 probabilities for every token, of 1 and of 32 prompts"),
     "biases": Attack(2, _biases, "1,500 biases of texts of 2,000 tokens"),
@@ -230,6 +249,7 @@ ATTACKS: Final = {
     "health-flood": Attack(2, _health_flood, "pipelined requests for /health"),
     "tokenize-flood": Attack(2, _tokenize_flood, "pipelined requests for /tokenize"),
     "parts": Attack(2, _parts, "a million parts of text for /tokenize"),
+    "bodies": Attack(4, _bodies, "bodies just below 1 MiB, slow to check"),
 }
 
 

@@ -15,77 +15,24 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from chaos_files import FILES
+from chaos_limits import LIMITS
 from chaos_server import Server, started
+from chaos_world import GREEDY, Fault, World, ended, faulty, health_of, stream, wait_for
 from raw_http import Answer, ask, connect, message, outcome
 
-WAIT_SECONDS: Final = 60.0
-ENDLESS: Final = {"prompt": "a", "stream": True, "ignore_eos": True, "n_predict": 100_000}
-GREEDY: Final = {"prompt": "Once upon a time", "n_predict": 16, "temperature": 0}
 GRAMMAR: Final = {**GREEDY, "grammar": 'root ::= "x" [a-z]+'}
-PROGRAM: Final = Path(__file__).parent / "chaos_program.py"
-
-
-class World(NamedTuple):
-    """What faults need: a model, a folder for files, and the text that the model makes."""
-
-    model: str
-    folder: Path
-    text: str
-
-    def check(self, server: Server) -> None:
-        """Assert that the server is well: healthy, and with the same text as always."""
-        assert health_of(server) == 200, f"/health is {health_of(server)}"
-        assert text_of(server) == self.text, "the text has changed"
-
-    @property
-    def flags(self) -> list[str]:
-        return ["-m", self.model, "-np", "2", "-c", "2048"]
-
-
-class Fault(NamedTuple):
-    effect: str
-    cause: Callable[[World], None]
-    is_short: bool = False
-
-
-def health_of(server: Server) -> int:
-    return ask(server.port, message("GET", "/health")).status
-
-
-def text_of(server: Server) -> str:
-    found = ask(server.port, message("POST", "/completion", GREEDY))
-    assert found.status == 200, found
-    return str(found.json["content"])
-
-
-def wait_for(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, f"after {WAIT_SECONDS:.0f} s: not {what}"
-        time.sleep(0.05)
-
-
-def _stream(server: Server) -> socket.socket:
-    """A connection on which a text streams that does not end."""
-    client = connect(server.port)
-    client.sendall(message("POST", "/completion", ENDLESS))
-    assert client.recv(1000)[9:12] == b"200"
-    return client
 
 
 def _dead(word: str) -> Callable[[World], None]:
     """The engine hangs, fails or ends: /health is 503, /live 200, and the watchdog ends it."""
 
     def cause(world: World) -> None:
-        file = world.folder / "fault"
-        file.write_text("")
-        command = [sys.executable, str(PROGRAM), str(file), "serve"]
-        flags = [*world.flags, "--step-timeout", "2", "--watchdog", "3"]
-        with started(flags, command=command) as server:
+        with faulty(world, ["--step-timeout", "2", "--watchdog", "3"]) as (server, set_fault):
             world.check(server)
-            file.write_text(word)
+            set_fault(word)
             with ExitStack() as stack:
                 for _ in range(4):
                     client = stack.enter_context(connect(server.port))
@@ -93,18 +40,16 @@ def _dead(word: str) -> Callable[[World], None]:
                     time.sleep(0.1)  # else one step has all
                 wait_for(lambda: health_of(server) == 503, "unhealthy")
                 assert ask(server.port, message("GET", "/live")).status == 200
-                wait_for(lambda: server.status is not None, "ended by the watchdog")
-        assert server.status == 4, f"the exit status is {server.status}"
+                status = ended(server, " by the watchdog")
+        assert status == 4, f"the exit status is {status}"
 
     return cause
 
 
 def _clock(world: World) -> None:
-    file = world.folder / "fault"
-    file.write_text("")
-    with started(world.flags, command=[sys.executable, str(PROGRAM), str(file), "serve"]) as server:
+    with faulty(world) as (server, set_fault):
         for word in ("back", "ahead", "back", ""):
-            file.write_text(word)
+            set_fault(word)
             world.check(server)
 
 
@@ -161,7 +106,7 @@ def _idle(world: World) -> None:
 def _unread(world: World) -> None:
     with started(world.flags) as server, ExitStack() as stack:
         for _ in range(8):
-            stack.enter_context(closing(_stream(server)))
+            stack.enter_context(closing(stream(server)))
         world.check(server)
 
 
@@ -200,20 +145,20 @@ def _drain(world: World) -> None:
             while part := client.recv(65536):
                 found += part
         assert b'"stop":true' in found.replace(b" ", b""), "the running text was cut off"
-        wait_for(lambda: server.status is not None, "ended")
-        assert server.status == 0, f"the exit status is {server.status}"
+        status = ended(server)
+        assert status == 0, f"the exit status is {status}"
 
 
 def _second_signal(world: World) -> None:
     with (
         started([*world.flags, "--drain", "3600", "--timeout", "3600"]) as server,
-        closing(_stream(server)),
+        closing(stream(server)),
     ):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: server.status is not None, "ended")
-        assert server.status == 0, f"the exit status is {server.status}"
+        status = ended(server)
+        assert status == 0, f"the exit status is {status}"
 
 
 def _memory(world: World) -> None:
@@ -230,20 +175,6 @@ def _memory(world: World) -> None:
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, unlimited)
         assert server.status is None, f"the server has ended: {server.log[-500:]}"
         world.check(server)
-
-
-def _broken_models(world: World) -> None:
-    raw = Path(world.model).read_bytes()
-    broken = {"empty": b"", "noise": b"GGUF" + b"\xff" * 1000, "cut": raw[: len(raw) // 2]}
-    broken["header"] = raw[:100]
-    for name, each in broken.items():
-        file = world.folder / f"{name}.gguf"
-        file.write_bytes(each)
-        with started(["-m", str(file)], is_ready=False) as server:
-            wait_for(lambda server=server: server.status is not None, "ended")  # type: ignore[misc]
-            assert server.status == 1, f"{name}: the exit status is {server.status}"
-            assert str(file) in server.log, f"{name}: {server.log}"
-            assert "Traceback" not in server.log, server.log
 
 
 def _closed_stderr(world: World) -> None:
@@ -274,5 +205,6 @@ FAULTS: Final = {
     "drain": Fault("SIGTERM: running texts end, then status 0", _drain),
     "second-signal": Fault("the second SIGTERM ends running texts, status 0", _second_signal),
     "memory": Fault("requests that find no memory fail, others do not", _memory),
-    "broken-models": Fault("status 1 and the file's name, no traceback", _broken_models),
+    **LIMITS,
+    **FILES,
 }

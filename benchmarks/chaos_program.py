@@ -2,8 +2,8 @@
 
     python benchmarks/chaos_program.py FAULT_FILE serve [options]
 
-The file has one word: what the next step of the engine does (`hang`, `fail`, `die`), or what the
-clock does (`back`, `ahead`: a day). An empty file is no fault.
+The file has one word: what the next steps of the engine do (`slow`, `hang`, `fail`, `die`), or what
+the clock does (`back`, `ahead`: a day). An empty file is no fault.
 Tested by tests/server/test_chaos.py.
 """
 
@@ -18,6 +18,7 @@ from lamella.cli.main import main
 from lamella.model.context import Context
 
 DAY: Final = 86400.0
+SLOW_SECONDS: Final = 0.02  # a text of a whole context takes long, one of a few tokens does not
 
 
 def set_up(fault_file: Path) -> None:
@@ -26,6 +27,8 @@ def set_up(fault_file: Path) -> None:
 
     def faulty_step(*args: Any, **options: Any) -> Any:
         match fault_file.read_text():
+            case "slow":
+                time.sleep(SLOW_SECONDS)
             case "hang":
                 time.sleep(3600)
             case "fail":

@@ -15,10 +15,10 @@ import chaos
 import pytest
 from chaos_attack import phase_of
 from chaos_attacks import ATTACKS, Target
-from chaos_faults import World, text_of
 from chaos_honest import Record, health, stream
 from chaos_requests import HOSTILE, Hostile
 from chaos_server import Server
+from chaos_world import World, text_of
 from fake_context import WAIT_S
 from http_world import running
 from raw_http import ask, message, outcome
@@ -81,7 +81,8 @@ def test_a_phase_has_what_arrived_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("keys", "401"), ("health-flood", "200"), ("tokenize-flood", "200")]
+    ("name", "status"),
+    [("keys", "401"), ("health-flood", "200"), ("tokenize-flood", "200"), ("bodies", "400")],
 )
 def test_an_attack_counts_what_its_requests_came_to(name: str, status: str) -> None:
     with running(config=ServerConfig(port=0, api_keys=("secret",))) as server:
@@ -119,7 +120,7 @@ def test_a_reply_that_never_comes_is_a_timeout() -> None:
 def test_a_short_selection_of_faults_has_the_expected_effects(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    status = chaos.main(["deep-json", "bad-chunks", "unknown-host", "hung-step"])
+    status = chaos.main(["deep-json", "bad-chunks", "unknown-host", "hung-step", "waiting"])
     text = capsys.readouterr().out
     assert status == 0, text
     assert text.endswith("all effects as expected\n")
@@ -150,5 +151,6 @@ def test_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "deep-json         status 400\n" in text
     assert "hung-step         /health 503" in text
+    assert "shrinking-model   a file cut while it is read" in text
     with pytest.raises(SystemExit):
         chaos.main(["nonsense"])
