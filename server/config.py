@@ -89,7 +89,15 @@ class ServerConfig(Options):
         *("-to", "--timeout"),
         low=1,
         high=INT32_MAX,
-        help="seconds to wait for a body, for the client to read a reply, or each part of a stream",
+        help="seconds to wait for a body",
+    )
+    write_timeout: int = option(
+        600,
+        "--write-timeout",
+        metavar="SECONDS",
+        low=1,
+        high=INT32_MAX,
+        help="seconds that a client may read nothing of its reply; then it is disconnected",
     )
     request_timeout: int = option(
         86400,

@@ -3,7 +3,7 @@
 An `EventStream` is called by its bridge once per step, and writes to the transport at once: no task
 runs for each token. If the client does not read, the connection's buffer fills up; then the stream
 takes no more events, and the bridge pauses the generation. Other streams go on. A client that reads
-nothing for `--timeout` seconds is disconnected.
+nothing for `--write-timeout` seconds is disconnected.
 Tested by tests/server/test_http_stream.py and test_http_slow_reader.py.
 """
 

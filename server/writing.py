@@ -20,12 +20,12 @@ class UnreadError(ConnectionError):
 
 @asynccontextmanager
 async def time_limit(request: web.Request) -> AsyncIterator[None]:
-    """Within the block, write to the client for at most `--timeout` seconds.
+    """Within the block, write to the client for at most `--write-timeout` seconds.
 
     Raises:
         UnreadError: the time is over.
     """
-    n_seconds = request.app[STATE].config.timeout
+    n_seconds = request.app[STATE].config.write_timeout
     try:
         async with asyncio.timeout(n_seconds):
             yield

@@ -112,7 +112,8 @@ def test_settings_are_echoed_once(server: RunningServer) -> None:
 def test_an_unread_reply_is_cut_in_time() -> None:
     with tempfile.TemporaryDirectory() as folder:  # a short path
         path = f"{folder}/a.sock"  # the buffers of unix sockets are small
-        with running(load, ServerConfig(port=0, host=f"{path},127.0.0.1", timeout=1)) as server:
+        config = ServerConfig(port=0, host=f"{path},127.0.0.1", write_timeout=1)
+        with running(load, config) as server:
             raw = json.dumps({**FIELDS, "n_predict": 1500, "n_probs": 20}).encode()
             with closing(socket.socket(socket.AF_UNIX)) as client:
                 client.settimeout(WAIT_S)

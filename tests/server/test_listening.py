@@ -258,7 +258,9 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[int]:
-    with listening(make_model, ServerConfig(port=0, timeout=1, max_body=16)) as port:
+    with listening(
+        make_model, ServerConfig(port=0, timeout=1, write_timeout=1, max_body=16)
+    ) as port:
         yield port
 
 
