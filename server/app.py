@@ -45,7 +45,7 @@ from .progress import LoadProgress
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
 from .request_log import log_requests, record_of
 from .responses import routes as responses
-from .state import STATE, ServedModel, ServerState, generates
+from .state import STATE, ServedModel, ServerState
 from .watchdog import watching
 
 log = get_logger("server")
@@ -236,13 +236,11 @@ async def _close_engine(app: web.Application) -> None:
 
 @web.middleware
 async def _slow_down(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: beside running texts, a client's many requests wait, as each costs processor
-    time."""
-    state = request.app[STATE]
-    if generates(state.model):
-        network = network_of(request.remote or "")  # keys are not known yet
-        if delay := state.pace.delay(network, asyncio.get_running_loop().time()):
-            await asyncio.sleep(delay)
+    """Middleware: beside texts of others, a client's many requests wait."""
+    network = network_of(request.remote or "")  # keys are not known yet
+    delay = request.app[STATE].pace.delay(network, asyncio.get_running_loop().time())
+    if delay:
+        await asyncio.sleep(delay)
     return await handler(request)
 
 

@@ -25,7 +25,7 @@ from .anthropic.replies import MessageReplies
 from .bodies import work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
 from .budget import Reservation
-from .clients import client_of, owner_of, salt_of
+from .clients import client_of, network_of, owner_of, salt_of
 from .cost import request_cost
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
@@ -118,16 +118,18 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
     """Handle a request of an API."""
     model = text_model(request)
     bridge = Bridge(model.engine, _deliveries(request, model), owner_of(request), salt_of(request))
-    with request.app[STATE].memory.reservation(client_of(request)) as memory, closing(bridge):
-        task, replies = await work_on_body(request, partial(_begin, api, bridge, model, memory))
+    memory, pace = request.app[STATE].memory, request.app[STATE].pace
+    with memory.reservation(client_of(request)) as reserved, closing(bridge):
+        task, replies = await work_on_body(request, partial(_begin, api, bridge, model, reserved))
         if replies is None:
             assert task.grammar is not None, "nothing to wait for"
             with _own_paths(task):
                 await _grammars(request, model).compile(task.grammar, client_of(request))
-            replies = await asyncio.to_thread(_submit, api, bridge, model, memory, task)
+            replies = await asyncio.to_thread(_submit, api, bridge, model, reserved, task)
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
-        with _controlled(request, bridge, replies):
+        address = network_of(request.remote or "")
+        with pace.generating(address), _controlled(request, bridge, replies):
             if replies.body.stream:
                 return await _stream(request, bridge, replies)
             return await _whole(request, bridge, replies)
