@@ -29,6 +29,8 @@ OnBytes = Callable[[int], None]  # called with the number of bytes that the cach
 TRIES: Final = 6  # tries in a row without new bytes, about half a minute
 CHUNK: Final = 1 << 20
 RESPONSE_MAX: Final = 40 << 30  # content delivery networks limit a response to 50 GB
+N_ERROR_BYTES: Final = 64 << 10  # of the body of an error
+BODY_HEADERS: Final = frozenset(("content-encoding", "content-length", "transfer-encoding"))
 
 
 def incomplete(blob: Path) -> Path:
@@ -209,15 +211,29 @@ def respond(url: str, range: str | None) -> Iterator[Any]:
     Raises the library's errors.
     """
     from huggingface_hub import get_session  # noqa: PLC0415
-    from huggingface_hub.utils import hf_raise_for_status  # noqa: PLC0415
 
     wanted = {**headers(url), "Accept-Encoding": "identity"}
     if range is not None:
         wanted["Range"] = range
     timeout = settings().HF_HUB_DOWNLOAD_TIMEOUT
     with get_session().stream("GET", url, headers=wanted, timeout=timeout) as response:
-        hf_raise_for_status(response)
+        _raise_for_status(response)
         yield response
+
+
+def _raise_for_status(response: Any) -> None:
+    """Raise the library's error for a status. The library would read and decode all of the body, of
+    which a few bytes may become gigabytes, and fail if it is not UTF-8."""
+    from huggingface_hub.utils import hf_raise_for_status  # noqa: PLC0415
+
+    if not response.is_success:
+        is_plain = "content-encoding" not in response.headers
+        begin = next(response.iter_raw(N_ERROR_BYTES), b"") if is_plain else b""
+        text = begin.decode("utf-8", "replace").encode()
+        about = {k: v for k, v in response.headers.items() if k not in BODY_HEADERS}
+        kind, request = type(response), response.request
+        response = kind(response.status_code, headers=about, content=text, request=request)
+    hf_raise_for_status(response)
 
 
 def _new_hash(file: Remote) -> hashlib._Hash:

@@ -57,6 +57,7 @@ class FakeHub:
         self.n_sent = 0  # bytes of files
         self.cuts: list[int] = []  # bytes after which the next deliveries end
         self.statuses: list[int] = []  # statuses of the next responses
+        self.error, self.error_headers = b"busy", dict[str, str]()  # if it is an error
         self.has_access = True  # the account of GOOD_TOKEN may read gated repositories
         self.knows_ranges = True
         self.damage = False  # deliver each file with a wrong last byte
@@ -152,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.statuses:
             status = self.hub.statuses.pop(0)
             if status != 200:
-                return self._say(status, b"busy")
+                return self._say(status, self.hub.error, self.hub.error_headers)
         if self.host == "files":
             return self._deliver_large(path)
         if self.token and self.token != GOOD_TOKEN:

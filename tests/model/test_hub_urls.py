@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,18 @@ def test_errors_of_the_server(hub: FakeHub) -> None:
     assert refusal(url(hub)).endswith(f" refuses {url(hub)} (status 403): busy")
     hub.statuses = [500]
     assert "has a server error, try again later (status 500)" in refusal(url(hub))
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_an_error_whose_body_is_a_gzip_bomb(hub: FakeHub, status: int) -> None:
+    hub.statuses = [status] * 3
+    hub.error, hub.error_headers = gzip.compress(bytes(64 << 20)), {"Content-Encoding": "gzip"}
+    tracemalloc.start()
+    try:
+        assert f"(status {status})" in refusal(url(hub))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_offline_mode(hub: FakeHub) -> None:
