@@ -193,6 +193,27 @@ def test_python_internals_and_mutation_are_blocked(source: str) -> None:
     assert MESSAGES == [{"role": "user", "content": "Hi"}]
 
 
+LEAK = "{0.__class__.__init__.__globals__}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{{% set f = '{LEAK}'.format %}}{{{{ f(messages) }}}}",
+        f"{{% set f = ['{LEAK}'.format] %}}{{{{ f[0](messages) }}}}",
+        f"{{% set ns = namespace(f='{LEAK}'.format) %}}{{{{ ns.f(messages) }}}}",
+        f"{{% set f = ('{LEAK}' | attr('format')) %}}{{{{ f(messages) }}}}",
+        f"{{{{ ('{LEAK}' | attr('for' ~ 'mat'))(messages) }}}}",
+        f"{{{{ (['{LEAK}'] | map(attribute='format') | first)(messages) }}}}",
+        f"{{{{ (['{LEAK}'] | map('attr', 'format') | first)(messages) }}}}",
+        f"{{{{ '{LEAK}'['format'](messages) }}}}",
+        f"{{% set f = '{LEAK}'.format_map %}}{{{{ f({{'a': messages}}) }}}}".replace("{0.", "{a."),
+    ],
+)
+def test_a_stored_format_reaches_nothing(source: str) -> None:
+    refused(source, "SecurityError|UndefinedError|unsafe|not available|must not")
+
+
 def test_deep_recursion_ends() -> None:
     refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError")
 

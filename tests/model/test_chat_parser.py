@@ -341,6 +341,18 @@ def test_long_texts_take_linear_time(piece: str) -> None:
         assert time.perf_counter() - begin < 10  # quadratic time takes minutes
 
 
+# for expressions that go back, such as vLLM's of calls in Python
+ATTACKS = ["[A(A=\t" + ")A(A=," * 400, "[f(text=" * 400, '[{"name": ' * 400, "<" * 2000]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
+def test_no_answer_stops_the_parser(attack: str) -> None:
+    begin = time.thread_time()
+    for name in ALL:
+        read(name, attack)
+    assert time.thread_time() - begin < 60  # exponential time takes years
+
+
 # one call as models write it: f(text="Bodø", n=2)
 ANSWERS = {
     "functionary-v3.2": '>>>f\n{"text": "Bodø", "n": 2}',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,24 @@ def test_a_key_is_found_among_all() -> None:
     for wrong in (b"", b"on", b"one ", b"onee", b"\xff"):
         assert ring.find([wrong]) is None
     assert ring.find([]) is None and len(ring) == 3
+
+
+def test_the_time_to_find_a_key_says_nothing_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digests of all keys are compared, each in a time that does not depend on its bytes."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def spy(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return compare(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", spy)
+    ring = KeyRing(named_keys(Key(key=text) for text in ("one", "two", "three")))
+    for given in (b"one", b"three", b"on", b"onf", b"", b"x" * 9999):
+        compared.clear()
+        ring.find([given])
+        assert len(compared) == 3
+        assert {len(each) for pair in compared for each in pair} == {32}
 
 
 @pytest.mark.parametrize(
