@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 from time import sleep, time
 from typing import IO, Final
@@ -24,6 +25,7 @@ from ..base.log import get_logger
 DIGEST_BYTES: Final = 32
 DAY: Final = 24 * 3600  # seconds
 WAIT_SECONDS: Final = 0.1  # between two attempts to lock a file
+N_QUIET: Final = 50  # attempts before the log says what a start waits for
 KEPT_DAYS: Final = 30  # a folder of other kernels is removed after so many days without use
 
 log = get_logger("kernels")
@@ -63,7 +65,13 @@ def one_process(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
         try:
             _make(folder)
             file = stack.enter_context((folder / "lock").open("a"))
-            while not _lock(file):
+            for n_tries in count():
+                if _lock(file):
+                    break
+                if n_tries == N_QUIET:
+                    log.warning(
+                        f"waiting for another process, which compiles: {file.name} is locked"
+                    )
                 waiting()
                 sleep(WAIT_SECONDS)
         except (OSError, ImportError):

@@ -244,6 +244,28 @@ def test_a_process_waits_for_the_kernels_of_another(
     assert call(k, 1) == 6
 
 
+def test_a_long_wait_for_another_process_is_logged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir()
+    lock = (folder / "lock").open("a")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # like another process
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == disk_cache.N_QUIET:
+            assert caplog.messages == []
+        if len(waits) == disk_cache.N_QUIET + 3:
+            lock.close()
+
+    monkeypatch.setattr(disk_cache, "sleep", wait)
+    load_all([declare("test_waits")])
+    assert caplog.messages == [
+        f"waiting for another process, which compiles: {folder / 'lock'} is locked"
+    ]
+
+
 def test_a_disk_without_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*args: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
