@@ -168,7 +168,9 @@ LIMITS: Final = {
     ),
     "waiting": Fault("503 beyond --max-waiting, 429 for one client; both are counted", _counts),
     "request-ram": Fault("400 with the number beyond --request-ram", _request_ram),
-    "probs-bomb": Fault("bounded memory, and /health answers", _probs_bomb),
+    "probs-bomb": Fault(
+        "512 probabilities of many tokens: bounded memory, /health answers", _probs_bomb
+    ),
     "half-bodies": Fault("408 after --timeout, and the connections are closed", _half_bodies),
     "large-template": Fault("status 1 and the limit, no traceback", _large_template),
 }
