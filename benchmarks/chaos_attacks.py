@@ -221,7 +221,7 @@ def _bodies(target: Target) -> Round:
     """Bodies that are read whole, as they are just below the least limit of bodies, and are slow to
     check or to render: many values, keys, messages or escaped characters."""
     n = N_BODY_BYTES
-    message = {"role": "user", "content": "a"}
+    message = {"role": "user", "content": "a" * 32}  # so many that all are rendered
     n_messages = n // (len(json.dumps(message)) + 2)
     texts = [
         ("/completion", '{"prompt": [' + "1," * ((n - 20) // 2) + "1]}"),
