@@ -1,7 +1,8 @@
 """Prints a bill of materials: Lamella and the packages that it needs, as installed here.
 
-The format is CycloneDX 1.6 in JSON (https://cyclonedx.org/docs/1.6/json/). What only tests need is
-left out. Tested by tests/cli/test_sbom.py.
+The format is CycloneDX 1.6 in JSON (https://cyclonedx.org/docs/1.6/json/). Packages of the extras
+`EXTRAS` are in it, if they are installed, with the scope `optional`. What only tests, benchmarks or
+training need is left out. Tested by tests/cli/test_sbom.py.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any, Final
 
+from packaging.requirements import Requirement
+
 ROOT_NAME: Final = "lamella"
-_NAME: Final = re.compile(r"[\w.-]+")
-_IS_OPTIONAL: Final = re.compile(r";.*\bextra\s*==")
+EXTRAS: Final = ("cuda", "cuda13", "mcp")  # those for users
 
 
-def needed(name: str) -> list[str]:
-    """The installed packages that a package needs, extras left out, by name."""
-    found = set()
-    for requirement in distribution(name).requires or ():
-        match = _NAME.match(requirement)
-        if match is not None and not _IS_OPTIONAL.search(requirement):
-            found.add(plain(match[0]))
-    return sorted(each for each in found if is_installed(each))
+def needed(name: str, extra: str) -> dict[str, set[str]]:
+    """The installed packages that a package with this extra, or "", needs: each with its extras."""
+    found: dict[str, set[str]] = {}
+    for text in distribution(name).requires or ():
+        each = Requirement(text)
+        marker = each.marker
+        applies = marker is None or marker.evaluate({"extra": extra})
+        if applies and is_installed(each.name):
+            found.setdefault(plain(each.name), set()).update(each.extras)
+    return found
 
 
 def plain(name: str) -> str:
@@ -34,7 +38,7 @@ def plain(name: str) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Return False for a package of another system or Python."""
+    """Return False for a package of an extra that is not installed."""
     try:
         distribution(name)
     except PackageNotFoundError:
@@ -42,16 +46,20 @@ def is_installed(name: str) -> bool:
     return True
 
 
-def graph(root: str) -> dict[str, list[str]]:
-    """A package and all that it needs, directly or not, each with what it needs itself."""
-    found: dict[str, list[str]] = {}
-    waiting = [root]
+def graph(root: str, extras: Iterable[str] = ()) -> dict[str, list[str]]:
+    """A package with these extras and all that it needs, directly or not, each with what it needs
+    itself."""
+    found: dict[str, set[str]] = {}
+    waiting = [(root, each) for each in ("", *extras)]
+    seen = set(waiting)
     while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found[name] = needed(name)
-            waiting += found[name]
-    return dict(sorted(found.items()))
+        name, extra = waiting.pop()
+        needs = needed(name, extra)
+        found.setdefault(name, set()).update(needs)
+        new = {(each, e) for each, its in needs.items() for e in ("", *its)} - seen
+        seen |= new
+        waiting += new
+    return {name: sorted(needs) for name, needs in sorted(found.items())}
 
 
 def component(name: str) -> dict[str, Any]:
@@ -85,13 +93,16 @@ def reference(name: str) -> str:
 
 def bill(root: str = ROOT_NAME) -> dict[str, Any]:
     """The bill of materials. It has no time and no random number: it changes with the packages."""
-    packages = graph(root)
+    packages, required = graph(root, EXTRAS), graph(root)
+    scopes = {name: "required" if name in required else "optional" for name in packages}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": component(root)},
-        "components": [component(name) for name in packages if name != root],
+        "components": [
+            component(name) | {"scope": scope} for name, scope in scopes.items() if name != root
+        ],
         "dependencies": [
             {"ref": reference(name), "dependsOn": [reference(each) for each in needs]}
             for name, needs in packages.items()
