@@ -2,7 +2,7 @@
 
 Counted are tokens and texts of prompts and choices, probabilities, biases, stop strings, and the
 windows of penalties and DRY. Keys and values, and logits and memory for draws of running texts, are
-the engine's. Compiled grammars and DRY's breakers are not counted.
+the engine's. Compiled grammars are not counted.
 Tested by tests/server/test_request_cost.py.
 """
 
@@ -21,6 +21,9 @@ N_PROB_TEXT_BYTES: Final = 160  # both with the token, as JSON
 N_COPY_BYTES: Final = 8  # a token of the prompt in each choice
 N_PENALTY_BYTES: Final = 192  # a token in the window of penalties, with its count
 N_DRY_BYTES: Final = 40  # a token in the window of DRY
+# once for all choices, as they share them
+N_BREAKER_TOKEN_BYTES: Final = 8  # a token of the vocabulary, with the tails of breakers in it
+N_BREAKER_BYTES: Final = 32768  # a breaker with its tails, 40 bytes in 40 ways to begin
 N_STOP_BYTES: Final = 128  # a stop string, without its characters
 N_STOP_CHAR_BYTES: Final = 4
 N_HELD_CHAR_BYTES: Final = 256  # a character that is held back, as a token
@@ -29,12 +32,12 @@ N_CHOICE_BIAS_BYTES: Final = 32  # a bias in a sampler
 N_CHOICE_BYTES: Final = 8192
 
 
-def request_cost(task: GenerationTask, n_ctx: int) -> int:
+def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
     """The most bytes that a task takes. A choice ends at `n_predict`, or if the context is full."""
     n_predict, stop = task.params.generation.n_predict, task.body.stop
     n_bias = len(task.params.sampling.logit_bias)
     position = N_TOKEN_BYTES + _position_probs(task)
-    total = N_BIAS_BYTES * n_bias
+    total = N_BIAS_BYTES * n_bias + _breakers(task.params.sampling, n_vocab)
     total += sum(N_STOP_BYTES + N_STOP_CHAR_BYTES * len(word) for word in stop)
     fixed = N_CHOICE_BYTES + N_CHOICE_BIAS_BYTES * n_bias + _windows(task.params.sampling, n_ctx)
     fixed += N_STOP_BYTES * len(stop) + N_HELD_CHAR_BYTES * max(map(len, stop), default=0)
@@ -64,3 +67,9 @@ def _windows(sampling: SamplingParams, n_ctx: int) -> int:
     if sampling.dry_multiplier:
         total += N_DRY_BYTES * min(sampling.dry_penalty_last_n, n_ctx)
     return total
+
+
+def _breakers(sampling: SamplingParams, n_vocab: int) -> int:
+    """The bytes of DRY's breakers."""
+    breakers = sampling.dry_sequence_breakers if sampling.dry_multiplier else ()
+    return N_BREAKER_TOKEN_BYTES * n_vocab + N_BREAKER_BYTES * len(breakers) if breakers else 0

@@ -100,7 +100,7 @@ def _submit(
 ) -> Replies:
     """Submit the choices of a task. Raises as `Reservation.take` and `Bridge.submit`."""
     choices = choices_of(model, task)
-    memory.take(request_cost(task, model.n_ctx))
+    memory.take(request_cost(task, model.n_ctx, model.vocab.n_tokens))
     bridge.submit(choices, task)
     return api.replies(model, task, choices)
 

@@ -52,7 +52,7 @@ class DryPenalty:
         """Return distinct tokens [m] and the biases of their logits [m]."""
         recent = list(reversed(self._window))
         lengths = repeated(recent, self._allowed_length, self._breakers)
-        costs = {t: n for t, n in lengths.items() if () not in self._breakers.get(t, ())}
+        costs = {t: n for t, n in lengths.items() if () not in self._breakers.tails(t)}
         tokens: IdArray = np.array(list(costs), np.int64)
         exponents = np.array(list(costs.values()), np.int64) - self._allowed_length
         return tokens, as_biases(self._penalties(exponents))
@@ -102,8 +102,7 @@ def prefix_lengths(s: Sequence[int]) -> list[int]:
 def _n_since_breaker(recent: Sequence[int], breakers: Breakers) -> int:
     """Return the number of tokens after the last breaker; all if there is none."""
     for i, token in enumerate(recent):
-        tails = breakers.get(token, ())
-        matching = [len(tail) for tail in tails if _follows(recent, i, tail)]
+        matching = [len(tail) for tail in breakers.tails(token) if _follows(recent, i, tail)]
         if matching:
             return i - max(matching)
     return len(recent)

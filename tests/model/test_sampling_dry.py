@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +13,14 @@ from sampling_toys import ToyVocab, candidates, letters, row_of
 from lamella.model.sampling.breakers import Breakers, find_breakers
 from lamella.model.sampling.dry import DryPenalty, prefix_lengths, repeated
 
-NONE: Breakers = {}
+N_TOKENS = 200  # more than letters
+NONE = Breakers(N_TOKENS, {})
+
+
+def found(vocab: ToyVocab, breakers: Sequence[str]) -> dict[int, set[tuple[int, ...]]]:
+    """The tokens in which one of them begins, with their tails."""
+    tails = find_breakers(vocab, breakers).tails
+    return {token: set(tails(token)) for token in range(vocab.n_tokens) if tails(token)}
 
 
 def slow_prefix_lengths(s: list[int]) -> list[int]:
@@ -55,7 +64,7 @@ def test_short_repetitions_are_allowed() -> None:
 
 
 def test_repetitions_end_at_the_last_breaker() -> None:
-    dot = {ord("."): {()}}
+    dot = Breakers(N_TOKENS, {ord("."): {()}})
     assert lengths("ab.cd ab.cd", 2) == {" ": 5}
     assert lengths("ab.cd ab.cd", 2, dot) == {" ": 2}
     assert lengths("ab.cd ab.cd", 3, dot) == {}
@@ -64,13 +73,13 @@ def test_repetitions_end_at_the_last_breaker() -> None:
 
 
 def test_a_breaker_of_several_tokens_needs_all_of_them() -> None:
-    crlf = {ord("\r"): {(ord("\n"),)}}
+    crlf = Breakers(N_TOKENS, {ord("\r"): {(ord("\n"),)}})
     assert lengths("x\r\nab x\r\nab", 2, crlf) == {" ": 2}
     assert lengths("x\rab x\rab", 2, crlf) == {" ": 4}
     # an incomplete breaker does not count
     assert lengths("ab\r ab\r", 2, crlf) == {" ": 3}
     # the longer one of two breakers in a token counts
-    both = {ord("\r"): {(), (ord("\n"),)}}
+    both = Breakers(N_TOKENS, {ord("\r"): {(), (ord("\n"),)}})
     assert lengths("x\r\nab x\r\nab", 2, both) == {" ": 2}
 
 
@@ -90,9 +99,9 @@ def test_the_penalty_grows_with_the_repetition() -> None:
 
 def test_a_breaker_is_not_penalized() -> None:
     c = candidates(*[1.0] * 26)
-    assert dry("abcxabc", breakers={23: {()}})(c) is c
+    assert dry("abcxabc", breakers=Breakers(26, {23: {()}}))(c) is c
     # a token that only begins a breaker is penalized
-    assert row_of(dry("abcxabc", breakers={23: {(9, 9)}})(c))[23] == (23, 0.0)
+    assert row_of(dry("abcxabc", breakers=Breakers(26, {23: {(9, 9)}}))(c))[23] == (23, 0.0)
 
 
 def test_the_window_drops_old_tokens() -> None:
@@ -118,39 +127,71 @@ def test_the_penalty_of_a_long_repetition_is_finite() -> None:
 
 def test_breakers_inside_tokens_and_across_them() -> None:
     vocab = ToyVocab([b"ab", b"a", b"b", b"xa", b"bc", b"c", b"", b"cab!", b"aa"])
-    assert find_breakers(vocab, ["ab"]) == {
+    assert found(vocab, ["ab"]) == {
         0: {()},
         1: {(2,)},  # "a", then "b"
         3: {(2,)},
         7: {()},
         8: {(2,)},
     }
-    assert find_breakers(vocab, ["aab"]) == {1: {(0,)}, 3: {(0,)}, 8: {(2,), (0,)}}
-    assert find_breakers(vocab, ["c", "b"]) == {0: {()}, 2: {()}, 4: {()}, 5: {()}, 7: {()}}
-    assert find_breakers(vocab, ["z"]) == {}
-    assert find_breakers(vocab, []) == {}
+    assert found(vocab, ["aab"]) == {1: {(0,)}, 3: {(0,)}, 8: {(2,), (0,)}}
+    assert found(vocab, ["c", "b"]) == {0: {()}, 2: {()}, 4: {()}, 5: {()}, 7: {()}}
+    assert found(vocab, ["z"]) == {}
+    assert found(vocab, []) == {}
 
 
 def test_breakers_in_tokens_with_partial_characters() -> None:
     vocab = ToyVocab([b"\xe2", b"\x80", b"\xa6", "…".encode(), b"x"])
-    assert find_breakers(vocab, ["…"]).keys() == {0, 3}
-    assert find_breakers(vocab, ["…"])[3] == {()}
+    assert found(vocab, ["…"]).keys() == {0, 3}
+    assert found(vocab, ["…"])[3] == {()}
 
 
 def test_tails_of_breakers_are_limited() -> None:
     vocab = ToyVocab([b"a", b"b"])
     # the first 40 bytes: "a", then at most 20 tokens
-    assert find_breakers(vocab, ["a" + "b" * 99]) == {0: {(1,) * 20}}
+    assert found(vocab, ["a" + "b" * 99]) == {0: {(1,) * 20}}
 
 
 def test_breakers_are_cut_to_40_bytes() -> None:
     vocab = ToyVocab([b"-" * 39, b"-" * 40, b"x"])
-    assert find_breakers(vocab, ["-" * 39 + "xx"])[0] == {(2,)}
-    assert find_breakers(vocab, ["-" * 50])[1] == {()}
+    assert found(vocab, ["-" * 39 + "xx"])[0] == {(2,)}
+    assert found(vocab, ["-" * 50])[1] == {()}
 
 
 def test_a_vocabulary_is_decoded_once() -> None:
     vocab = letters(50, t8=":")
-    assert find_breakers(vocab, [":"]) == {8: {()}}
+    assert found(vocab, [":"]) == {8: {()}}
     find_breakers(vocab, ["*", ":"])
     assert vocab.n_decoded == 50
+
+
+def test_breakers_are_those_of_a_search_in_each_token() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        texts = ["".join(rng.choices("abé", k=rng.randrange(5))).encode() for _ in range(30)]
+        vocab = ToyVocab([b"a", b"b", "é".encode(), *(text[rng.randrange(2) :] for text in texts)])
+        breakers = ["".join(rng.choices("abé", k=rng.randrange(1, 6))) for _ in range(3)]
+        assert found(vocab, breakers) == slow_breakers(vocab, breakers)
+
+
+def slow_breakers(vocab: ToyVocab, breakers: Sequence[str]) -> dict[int, set[tuple[int, ...]]]:
+    tails: dict[int, set[tuple[int, ...]]] = {}
+    for breaker in (text.encode() for text in breakers):
+        for token, text in enumerate(vocab.texts):
+            ends = [n for n in range(1, len(breaker)) if text.endswith(breaker[:n])]
+            rests = [b""] if breaker in text else [breaker[n:] for n in ends]
+            for rest in rests:
+                tail = tuple(vocab.tokenize(rest.decode(errors="replace"), add_special=False))
+                tails.setdefault(token, set()).add(tail)
+    return tails
+
+
+def test_equal_breakers_are_shared_while_they_are_used() -> None:
+    vocab = letters(50, t8=":")
+    first = find_breakers(vocab, [":", "*"])
+    assert find_breakers(vocab, ["*", ":", ":"]) is first
+    assert find_breakers(vocab, ["*"]) is not first
+    assert find_breakers(letters(50, t8=":"), [":", "*"]) is not first
+    kept = weakref.ref(first)
+    del first
+    assert kept() is None

@@ -12,6 +12,7 @@ from sampling_toys import ToyVocab
 
 from lamella.base.errors import RequestError
 from lamella.model.sampling import Sampler, SamplingParams
+from lamella.model.sampling.breakers import find_breakers
 from lamella.runtime.params import RequestParams
 from lamella.server.budget import MIB, RequestsBudget
 from lamella.server.config import ServerConfig
@@ -21,16 +22,17 @@ from lamella.server.schema import GenerationBody
 from lamella.server.tasks import GenerationTask
 
 N_CTX = 4096
+N_VOCAB = 100_000
 
 
 def sampling_cost(**sampling: Any) -> int:
     params = RequestParams.make(sampling)
     task = GenerationTask(body=GenerationBody(), params=params, prompts=[(1, 2)])
-    return request_cost(task, N_CTX)
+    return request_cost(task, N_CTX, N_VOCAB)
 
 
 def cost_of(n_prompts: int = 1, n_predict: int = -1, **body: Any) -> int:
-    return request_cost(task_of(n_prompts, n_predict, **body), N_CTX)
+    return request_cost(task_of(n_prompts, n_predict, **body), N_CTX, N_VOCAB)
 
 
 def task_of(n_prompts: int = 1, n_predict: int = -1, **body: Any) -> GenerationTask:
@@ -57,7 +59,7 @@ def test_stop_strings_count() -> None:
 def test_copies_of_prompts_count() -> None:
     one = task_of(n=9)
     long = GenerationTask(body=one.body, params=one.params, prompts=[(1,) * N_CTX])
-    assert request_cost(long, N_CTX) > 9 * 8 * N_CTX
+    assert request_cost(long, N_CTX, N_VOCAB) > 9 * 8 * N_CTX
 
 
 def test_windows_cost_what_samplers_take() -> None:
@@ -81,6 +83,23 @@ def test_windows_cost_what_samplers_take() -> None:
         )
 
 
+def test_breakers_cost_once_what_they_take() -> None:
+    vocab = ToyVocab([f"{i:x}".encode() for i in range(N_VOCAB)])
+    find_breakers(vocab, ["z"])  # decodes the tokens
+    words = ["e", "ab", "cd"]
+    given: dict[str, Any] = {"dry_multiplier": 0.5, "dry_sequence_breakers": words}
+    tracemalloc.start()
+    try:
+        params = SamplingParams(**given)
+        samplers = [Sampler(params, vocab) for _ in range(20)]
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(samplers) == 20
+    costs = [sampling_cost(**given | {"dry_sequence_breakers": each}) for each in (words, ())]
+    assert 4 * N_VOCAB < taken <= costs[0] - costs[1] <= 4 * taken
+
+
 def test_responses_keep_probabilities_of_streams() -> None:
     params = RequestParams.make({})
     costs = []
@@ -90,7 +109,7 @@ def test_responses_keep_probabilities_of_streams() -> None:
         task = GenerationTask(
             body=ResponsesBody.model_validate(raw), params=params, prompts=[(1, 2)]
         )
-        costs.append(request_cost(task, N_CTX))
+        costs.append(request_cost(task, N_CTX, N_VOCAB))
     assert costs[1] - costs[0] > 20 * 100 * (N_CTX - 2)
 
 
