@@ -38,6 +38,7 @@ pytestmark = pytest.mark.timeout(900)
 REAL_SHAPES = ("0.5b", "1b")
 EMULATED_TYPES = ("F16", "Q4_0")
 KV_TYPES = (GGMLType.F16, GGMLType.Q8_0, GGMLType.F32)
+SHARED = (*STORIES, *TINY)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -62,7 +63,9 @@ def assert_all_on(gpus: Gpus, context: Context) -> None:
 # --- near the CPU ---
 
 
-@pytest.mark.parametrize("name", [*STORIES, *TINY])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.full if n == STORIES[-1] else ()) for n in SHARED]
+)
 def test_shared_models_match_their_goldens_and_the_cpu(gpus: Gpus, name: str) -> None:
     type = GGMLType.F32 if name in TINY else GGMLType.F16
     path = model_path(name)
@@ -144,7 +147,11 @@ def batched(context: Context, tokens: list[int], others: int) -> F32Array:
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("kv_type", KV_TYPES, ids=lambda t: f"kv {t.name}")
+@pytest.mark.parametrize(
+    "kv_type",
+    [pytest.param(t, marks=pytest.mark.full if t is GGMLType.F32 else ()) for t in KV_TYPES],
+    ids=lambda t: f"kv {t.name}",
+)
 def test_bits_depend_neither_on_chunks_nor_on_other_sequences(
     gpus: Gpus, files: ModelFiles, kv_type: GGMLType
 ) -> None:

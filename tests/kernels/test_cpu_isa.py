@@ -171,10 +171,10 @@ RARE: Final = ("avx512", "avx512_bf16", "neon_dotprod")
 # Compiling takes long. These differ from another ISA only in their products of bytes
 SAME_BUT_DOTS: Final = ("avx512", "avx2_vnni", "neon_i8mm", "neon_dotprod")
 # the cases of an ISA, and how many there are at least
-CASES: Final = dict.fromkeys(SAME_BUT_DOTS, "dots") | {isa.GENERIC: "few"}
+CASES: Final = dict.fromkeys(SAME_BUT_DOTS, "dots") | {isa.GENERIC: "few", "avx2": "main"}
 # processors with AVX512-BF16 round columns to BF16
 OWN_BITS: Final = {"mul_mat packed BF16", "mul_mat_id packed BF16"}
-AT_LEAST: Final = {"few": 30, "dots": 10, "some": 100, "all": 300}
+AT_LEAST: Final = {"few": 30, "dots": 10, "main": 40, "some": 100, "all": 300}
 
 
 @pytest.mark.timeout(900)
@@ -189,7 +189,7 @@ def test_results_are_right_and_the_same_bits_with_every_isa(
     name: str, pytestconfig: pytest.Config
 ) -> None:
     other = CASES.get(name, "some")
-    default = "few" if other == "few" else "some"  # "some" includes "dots"
+    default = "main" if other == "dots" else other  # "main" includes "dots"
     if pytestconfig.getoption("--full"):
         default = other = "some" if name in MISSING else "all"
     with_default, with_other = results("", default), results(name, other)
@@ -207,7 +207,8 @@ def test_one_weight_type_stands_for_each_way_to_multiply_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "instruction"), [("neon_i8mm", "usdot"), ("neon_dotprod", "sdot")]
+    ("name", "instruction"),
+    [("neon_i8mm", "usdot"), pytest.param("neon_dotprod", "sdot", marks=pytest.mark.full)],
 )
 def test_kernels_compile_for_arm(name: str, instruction: str) -> None:
     # other processors cannot run them; ARM machines run the tests above
@@ -268,16 +269,18 @@ def inner_loops(assembly: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "isa",
+    ("isa", "types"),
     [
-        "neon_i8mm",
-        "avx2",
-        *(pytest.param(n, marks=pytest.mark.full) for n in ("neon_dotprod", "avx2_vnni")),
+        ("neon_i8mm", "Q4_0 Q2_K Q6_K"),
+        ("avx2", "Q4_K Q2_K IQ4_XS"),
+        *(
+            pytest.param(n, "Q4_0 Q8_0 Q2_K Q4_K Q6_K IQ4_XS", marks=pytest.mark.full)
+            for n in ("neon_i8mm", "neon_dotprod", "avx2", "avx2_vnni")
+        ),
     ],
 )
-def test_loops_of_wide_tiles_keep_weights_in_registers(isa: str) -> None:
-    types = ("Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS")
-    names = {f"packed_{type.lower()}_x16": type for type in types}
+def test_loops_of_wide_tiles_keep_weights_in_registers(isa: str, types: str) -> None:
+    names = {f"packed_{type.lower()}_x16": type for type in types.split()}
     for name, text in run(assembly_process.__file__, isa, *names).items():
         loops = [loop for loop in inner_loops(text) if PRODUCT.search(loop)]
         blocks = 8 if names[name] == "Q4_K" else 2  # not twice: none is for zero columns

@@ -95,18 +95,19 @@ MAY_SPILL: Final[Mapping[Key, int]] = {
 def wanted(full: bool) -> list[Key]:
     """Sources to compile, with their architectures.
 
-    For one architecture two of each file and the hot sources, for the oldest one, which multiplies
-    tiles in another way, one of each file and the largest attention, for the newest one, one of
-    each file that has several. `full`: all sources for the first one, and one of each file and the
-    hot sources for every architecture.
+    For one architecture one of each file, the hot sources and the largest attention, for the oldest
+    one, which multiplies tiles in another way, the largest attention and one of each file that has
+    several, for the newest one the latter. `full`: all sources for the first one, and one of each
+    file and the hot sources for every architecture.
     """
     sources = sorted({k.source for k in kernels_in_use()}, key=str)
     files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
     hot = {s for node in hot_nodes() for s in sources_of(node)}
     last, largest = {same[-1] for same in files}, sources_of(attention(LARGEST_HEAD, Q8_0))
-    chosen = {(s, ARCH) for s in hot | last | largest | {same[0] for same in files}}
-    chosen |= {(s, OLDEST) for s in last | largest}
-    chosen |= {(same[-1], NEWEST) for same in files if len(same) > 1}
+    typed = {same[-1] for same in files if len(same) > 1}
+    chosen = {(s, ARCH) for s in hot | last | largest}
+    chosen |= {(s, OLDEST) for s in typed | largest}
+    chosen |= {(s, NEWEST) for s in typed}
     if full:
         chosen |= {(s, ARCH) for s in sources}
         chosen |= {(s, arch) for s in hot | last for arch in (OLDEST, *BETWEEN, NEWEST)}
