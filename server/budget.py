@@ -60,7 +60,7 @@ class RequestsBudget:
             raise RequestError(
                 f"{needs}, at most {size_text(self._n_each_max)} are allowed (--request-ram, and "
                 "half of --requests-ram): set a smaller max_tokens, or send fewer prompts, "
-                "choices, probabilities or biases"
+                "texts, choices, probabilities or biases"
             )
         held = self._held[client]
         if held + cost > self._n_client_max:

@@ -1,13 +1,16 @@
 """The memory that a request may take at most, known before it runs.
 
-Counted are tokens and texts of prompts and choices, probabilities, biases, stop strings, and the
-windows of penalties and DRY. Keys and values, and logits and memory for draws of running texts, are
-the engine's. Compiled grammars are not counted.
+Counted are tokens and texts of prompts and choices, probabilities, biases, stop strings, DRY's
+breakers, and the windows of penalties and DRY; of embeddings and ranking, tokens and vectors. Keys
+and values, and logits and memory for draws of running texts, are the engine's. Grammars have bounds
+of their own (model/guide/limits.py): of their sources, of those of the cache together, and of what
+one keeps for a running text.
 Tested by tests/server/test_request_cost.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ..model.sampling import SamplingParams
@@ -30,6 +33,9 @@ N_HELD_CHAR_BYTES: Final = 256  # a character that is held back, as a token
 N_BIAS_BYTES: Final = 160  # a bias and its text in the reply
 N_CHOICE_BIAS_BYTES: Final = 32  # a bias in a sampler
 N_CHOICE_BYTES: Final = 8192
+N_TEXT_BYTES: Final = 512  # a text for a vector, without its tokens
+N_TEXT_TOKEN_BYTES: Final = 48  # in a list and in an array
+N_FLOAT_BYTES: Final = 4
 
 
 def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
@@ -47,6 +53,13 @@ def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
         choice = fixed + N_COPY_BYTES * len(prompt) + position * n
         total += N_TOKEN_BYTES * len(prompt) + task.body.n_choices * choice
     return total
+
+
+def embedding_cost(lengths: Sequence[int], n_out: int, *, is_pooled: bool) -> int:
+    """The most bytes that texts of these lengths in tokens take, with their vectors."""
+    n_vectors = len(lengths) if is_pooled else sum(lengths)
+    texts = N_TEXT_BYTES * len(lengths) + N_TEXT_TOKEN_BYTES * sum(lengths)
+    return texts + N_FLOAT_BYTES * n_out * n_vectors
 
 
 def _position_probs(task: GenerationTask) -> int:

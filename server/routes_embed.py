@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,7 +26,9 @@ from ..runtime.embedder import Embedder
 from ..runtime.instance import EmbeddingInstance
 from . import replies_embed as replies
 from .bodies import work_on_body
+from .budget import Reservation
 from .clients import client_of
+from .cost import embedding_cost
 from .embed_inputs import input_tokens, pair_tokens
 from .json_pieces import pieces
 from .parsing import parse_body
@@ -33,6 +36,7 @@ from .prompts import check_model
 from .request_log import record_of
 from .routes import embedding_model, loaded_model
 from .schema_embed import EmbeddingBody, InputsBody, Named, RerankBody, TeiEmbedBody
+from .state import STATE
 from .writing import json_reply
 
 N_BLOCK: Final = 256  # texts whose vectors are normalized together
@@ -43,9 +47,9 @@ Vectors = Sequence[F32Array]  # of each text: [n_out], or [n_tokens, n_out] with
 class Submission:
     """The texts of one request in the embedder. `submit` may run in any thread."""
 
-    def __init__(self, embedder: Embedder, client: str) -> None:
+    def __init__(self, embedder: Embedder, memory: Reservation) -> None:
         self._embedder = embedder
-        self._client = client
+        self._memory = memory
         self._lock = threading.Lock()  # guards the two below
         self._future: Future[list[F32Array]] | None = None
         self._closed = False
@@ -58,8 +62,12 @@ class Submission:
             raise ClosedError("the server is stopping")
 
     def submit(self, texts: Sequence[Sequence[int]]) -> None:
-        """Raises as `Embedder.submit`."""
-        future = self._embedder.submit(texts, self._client)
+        """Raises as `Reservation.take` and `Embedder.submit`."""
+        embedder = self._embedder
+        is_pooled = embedder.pooling is not Pooling.NONE
+        lengths = [len(text) for text in texts]
+        self._memory.take(embedding_cost(lengths, embedder.n_out, is_pooled=is_pooled))
+        future = embedder.submit(texts, self._memory.client)
         with self._lock:
             self._future = future
             closed = self._closed
@@ -211,15 +219,15 @@ def _rerank_reply(
 async def _embed(prepare: Preparation, request: web.Request) -> web.StreamResponse:
     is_rank, is_native = prepare is prepare_rerank, prepare is prepare_native
     model = embedding_model(request, is_rank=is_rank, any_pooling=is_native)
-    submission = Submission(model.embedder, client_of(request))
-    try:
+    with (
+        request.app[STATE].memory.reservation(client_of(request)) as memory,
+        closing(Submission(model.embedder, memory)) as submission,
+    ):
         prepared = await work_on_body(request, partial(prepare, submission, model))
         record = record_of(request)
         record.n_texts, record.n_text_tokens = len(prepared.named.inputs), prepared.n_tokens
         vectors = await submission.vectors()
         return await json_reply(request, prepared.pieces(vectors))
-    finally:
-        submission.close()
 
 
 async def _tei(request: web.Request) -> web.StreamResponse:

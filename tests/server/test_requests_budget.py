@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from embed_world import make_embedder
 from fake_context import WAIT_S, FakeContext
 from http_world import make_model, running
 
@@ -130,4 +131,21 @@ def test_a_client_that_disconnects_frees_its_memory(made: list[Recorded]) -> Non
             connection.request("POST", "/completion", body)
             assert connection.getresponse().status == 200
             assert budget.n_held > MIB
+        budget.wait_until(lambda: budget.n_held == 0)
+
+
+def test_vectors_are_reserved(made: list[Recorded]) -> None:
+    config = ServerConfig(port=0, request_ram=1, requests_ram=2)
+    with running(lambda: make_embedder(n_out=1 << 16), config) as server:  # a vector: 256 KiB
+        (budget,) = made
+        reply = server.post("/v1/embeddings", {"input": ["a"] * 5})
+        assert reply.status == 400
+        assert "1.00 MiB" in reply.error["message"]
+        with budget.reservation("b") as b, budget.reservation("c") as c:
+            b.take(MIB)
+            c.take(MIB)
+            reply = server.post("/v1/embeddings", {"input": ["a"]})
+            assert reply.status == 503
+            assert int(reply.headers["retry-after"]) > 0
+        server.ok("/v1/embeddings", input=["a"])
         budget.wait_until(lambda: budget.n_held == 0)
