@@ -36,7 +36,7 @@ def owner_of(request: web.Request) -> Owner:
 
 
 def salt_of(request: web.Request) -> str:
-    """What divides prefixes of its key from those of others; "" if the key has no salt."""
+    """What divides prefixes and grammars of its key from those of others; "" if it has no salt."""
     key = request.get(KEY)
     return key.name if key is not None and key.salt else ""
 

@@ -55,7 +55,9 @@ class Key(Options):
         0, low=0, high=N_MAX, help="most requests per minute; 0: no limit"
     )
     max_running: int = option(0, low=0, high=N_MAX, help="most requests at a time; 0: no limit")
-    salt: bool = option(False, help="its requests share no evaluated prefix with other keys")
+    salt: bool = option(
+        False, help="its requests share no evaluated prefix or compiled grammar with other keys"
+    )
 
     def __repr__(self) -> str:
         return f"Key({self.name!r})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -124,7 +124,8 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
         if replies is None:
             assert task.grammar is not None, "nothing to wait for"
             with _own_paths(task):
-                await _grammars(request, model).compile(task.grammar, client_of(request))
+                grammar = replace(task.grammar, salt=salt_of(request))
+                await _grammars(request, model).compile(grammar, client_of(request))
             replies = await asyncio.to_thread(_submit, api, bridge, model, reserved, task)
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices

@@ -32,11 +32,13 @@ class GrammarSpec:
         source: its text; of a JSON schema, the JSON text.
         strict: refuse a keyword of a JSON schema that cannot be enforced. Otherwise it loosens its
             own sub-schema.
+        salt: only specs of equal salts share a compiled grammar.
     """
 
     kind: GrammarKind
     source: str
     strict: bool = True
+    salt: str = ""
 
     @classmethod
     def of_grammar(cls, text: str) -> Self:

@@ -214,7 +214,9 @@ class Engine:
 
     def _matcher(self, job: Job) -> Matcher | None:
         spec = job.grammar or job.params.grammar.spec
-        return None if spec is None else self.compiler.compile(spec).matcher()
+        if spec is None:
+            return None
+        return self.compiler.compile(replace(spec, salt=job.salt)).matcher()
 
     def _thinking(self, job: Job) -> ThinkingTracker | None:
         if job.thinking is None:

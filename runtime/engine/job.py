@@ -144,7 +144,7 @@ class Job:
         n_probs: number of tokens at each position whose log-probabilities the sink gets; 0: none.
         post_sampling_probs: probabilities after the samplers, not the model's own.
         owner: the client and the request that it is for.
-        salt: only jobs of equal salts share prefixes.
+        salt: only jobs of equal salts share prefixes and compiled grammars.
     """
 
     prompt: tuple[int, ...]

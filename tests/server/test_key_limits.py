@@ -13,6 +13,9 @@ from fake_context import WAIT_S, Clock, FakeContext
 from http_world import Reply, RunningServer, make_model, running
 
 from lamella.base.errors import ClientLimitError
+from lamella.model.guide.sandbox import Sandbox
+from lamella.model.guide.spec import GrammarSpec, Lark
+from lamella.model.guide.translate import to_lark
 from lamella.server.config import ServerConfig
 from lamella.server.key_limits import KeyLimits
 from lamella.server.keys import Key, read_keys
@@ -140,6 +143,25 @@ def test_a_salt_hides_what_others_asked(server: RunningServer) -> None:
     assert n_cached("agents") == 0
     assert n_cached("agents") > 0
     assert n_cached("other") > 0
+
+
+def test_a_salt_hides_the_grammars_of_others(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def translate(_: Sandbox, spec: GrammarSpec, seconds: float = 1.0) -> Lark:
+        compiled.append(spec.source)
+        return to_lark(spec)
+
+    monkeypatch.setattr(Sandbox, "translate", translate)
+    body = {"prompt": "abc", "n_predict": 1, "regex": "[a-c]+"}
+    counts = []
+    for key in ("other", "narrow", "agents", "agents", "other"):
+        reply = server.call("POST", "/completion", body, {"X-Api-Key": f"sk-{key}"})
+        assert reply.status == 200, reply.raw
+        counts.append(len(compiled))
+    assert counts == [1, 1, 2, 2, 2]
 
 
 def test_names_of_keys_are_in_the_log_and_in_metrics(
