@@ -25,7 +25,7 @@ from lamella.server.config import ServerConfig
 from lamella.server.connections import Connections
 from lamella.server.http_protocol import N_HEAD_BYTES
 from lamella.server.open_files import N_OTHERS, fit_to_files
-from lamella.server.request_log import RequestRecord
+from lamella.server.request_record import RequestRecord
 
 N_MAX = 8
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"

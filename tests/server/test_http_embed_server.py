@@ -21,7 +21,7 @@ from lamella.runtime.instance import EmbeddingInstance
 from lamella.runtime.open import open_model
 from lamella.server.config import ServerConfig
 from lamella.server.page_calls import EMBEDDING, RANKING
-from lamella.server.request_log import RequestRecord
+from lamella.server.request_record import RequestRecord
 from lamella.server.routes_embed import ROUTES
 
 

@@ -14,7 +14,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from lamella.server.config import ServerConfig
-from lamella.server.request_log import RequestRecord
+from lamella.server.request_record import RequestRecord
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}

@@ -13,7 +13,7 @@ from fake_context import WAIT_S
 from http_world import RunningServer, running
 
 from lamella.server.http_errors import ENCODINGS
-from lamella.server.request_log import RequestRecord
+from lamella.server.request_record import RequestRecord
 
 
 @pytest.fixture(scope="module")

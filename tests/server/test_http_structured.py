@@ -12,7 +12,7 @@ import pytest
 from http_world import RunningServer
 from structured_world import PERSON, eventually, serving_stories, valid
 
-from lamella.server.request_log import RequestRecord
+from lamella.server.request_record import RequestRecord
 
 PROMPT = "Once upon a time"
 HOT: dict[str, Any] = {"temperature": 1.5, "seed": 1, "max_tokens": 400}

@@ -18,7 +18,7 @@ from lamella.server.listening import listen as listen_plainly
 from lamella.server.page import POLICY
 from lamella.server.page_calls import GENERATING
 from lamella.server.progress import LoadProgress
-from lamella.server.request_log import RequestRecord
+from lamella.server.request_record import RequestRecord
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 

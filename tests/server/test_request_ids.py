@@ -11,7 +11,7 @@ from fake_context import WAIT_S
 from http_world import RunningServer, running
 
 from lamella.server.request_ids import sane_request_id
-from lamella.server.request_log import RequestRecord
+from lamella.server.request_record import RequestRecord
 
 
 @pytest.mark.parametrize("given", ["a", "0f-9.Z:{}", '"quoted"', "x" * 128])

@@ -16,7 +16,8 @@ from fake_context import WAIT_S, FakeContext
 from http_world import RunningServer, make_model, running
 
 from lamella.server.config import ServerConfig
-from lamella.server.request_log import RequestRecord, shown
+from lamella.server.request_log import shown
+from lamella.server.request_record import RequestRecord
 
 KEY = "sk-secret-1234"
 
