@@ -76,7 +76,7 @@ class TextSwitch:
 
 
 def environment(name: str) -> str | None:
-    """The text of an environment variable that an option declares; None if it is not set."""
+    """The text of an environment variable of an option or a library; None if it is not set."""
     return os.environ.get(name)
 
 

@@ -36,6 +36,7 @@ SELECTION: Final = (
     "tests/model/test_hub.py",
     "tests/server/test_http_openai.py",
     "tests/server/test_http_protocol.py",
+    "tests/server/test_otel.py",
     "tests/cli/test_tool_file.py",
 )
 REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*?\])?>=(?P<floor>[\w.]+)(?:,<[\w.]+)?")

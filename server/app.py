@@ -40,6 +40,7 @@ from .keys import Key, KeyRing
 from .listening import listen, urls
 from .metrics import Metrics
 from .origins import check_origin
+from .otel import Traces
 from .page import index, static_file
 from .progress import LoadProgress
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
@@ -111,6 +112,8 @@ async def serve(
     """
     state = ServerState(config, progress=progress)
     runner = HttpRunner(create_app(state), shutdown_timeout=N_HANDLER_SECONDS)
+    if config.otel:
+        state.traces = await asyncio.to_thread(Traces)
     await runner.setup()
     try:
         await listen(runner, config)
@@ -127,6 +130,8 @@ async def serve(
     finally:
         state.running.cancel()
         await runner.cleanup()
+        if state.traces is not None:
+            await asyncio.to_thread(state.traces.close)
 
 
 def run_server(

@@ -64,6 +64,7 @@ class Choice:
     n_prompt: int
     params: RequestParams
     parser: Parser | None = None
+    ticket: Ticket | None = None  # once it is submitted
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     probs: list[Logprobs] = field(default_factory=list)  # of a reply that is not streamed
@@ -231,7 +232,8 @@ class Bridge:
                 owner=self._owner,
                 salt=self._salt,
             )
-            self._add_ticket(self._engine.submit(job))
+            choice.ticket = self._engine.submit(job)
+            self._add_ticket(choice.ticket)
 
     def end_thinking(self) -> bool:
         """End the reasoning of all choices. Return False if none has reasoning that goes on."""

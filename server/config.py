@@ -14,6 +14,7 @@ from ..base.errors import RequestError
 from ..base.options import Options, option
 from ..model.params import parse_names
 from .keys import Key, checked_keys, named_keys, parse_keys, read_keys
+from .otel import checked_otel
 
 INT32_MAX: Final = 2**31 - 1
 SOCKET_SUFFIX: Final = ".sock"  # of a host that is the path of a unix socket
@@ -185,6 +186,12 @@ class ServerConfig(Options):
     )
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"
+    )
+    otel: bool = option(
+        False,
+        "--otel",
+        check=checked_otel,
+        help="send OpenTelemetry traces; the variables OTEL_* say where to",
     )
     drain: int = option(
         5,

@@ -108,7 +108,11 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         record.seconds = time.perf_counter() - record.t_start
         record.key = request[KEY].name if KEY in request else ""
         state = request.app[STATE]
-        _count(record, request.match_info.route.resource, state)
+        resource = request.match_info.route.resource
+        _count(record, resource, state)
+        if state.traces is not None and not _is_quiet(record, state):
+            route = "" if resource is None else resource.canonical
+            state.traces.add(record, route, request.headers)
         if state.config.request_log:
             _write(record, response, state)
 

@@ -22,6 +22,7 @@ from .draining import RunningRequests
 from .grammars import GrammarQueue
 from .key_limits import KeyLimits
 from .keys import KeyRing
+from .otel import Traces
 from .pace import RequestPace
 from .progress import LoadProgress
 from .request_counts import RequestCounts
@@ -58,6 +59,7 @@ class ServerState:
         self.readers = Turns(N_READERS, N_READERS_EACH)
         self.pace = RequestPace()
         self.discards = Turns()  # of bodies of refused requests
+        self.traces: Traces | None = None  # with --otel, while the server runs
         self.running = RunningRequests()
         self.counts = RequestCounts()  # of ended requests
         self.progress = progress or LoadProgress()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from ...model.guide import Matcher
 from ...model.kv_prefix import Node
@@ -13,6 +14,15 @@ from ...model.kv_sequence import KVSequence
 from ...model.sampling import Sampler
 from .job import Job, Result, StopType, Timings
 from .thinking import ThinkingTracker
+
+
+class Times(NamedTuple):
+    """Seconds of time.perf_counter; 0: not yet."""
+
+    submitted: float
+    start: float
+    first_token: float
+    end: float
 
 
 class Ticket:
@@ -87,6 +97,11 @@ class Ticket:
         # time.perf_counter at the first chunk, the first and the last token, the end; 0: not yet
         self.t_start = self.t_first = self.t_last = self.t_end = 0.0
         self.t_submitted = time.perf_counter()
+
+    @property
+    def times(self) -> Times:
+        """When its parts began and ended. Any thread may ask."""
+        return Times(self.t_submitted, self.t_start, self.t_first, self.t_end)
 
     @property
     def n_predicted(self) -> int:

@@ -18,6 +18,7 @@ SLOW = {
         "jinja2",
         "llguidance",
         "numba",
+        "opentelemetry",
         "prometheus_client",
     ),
     *("prometheus_client", "prompt_toolkit", "rich", "sentencepiece", "tokenizers", "yaml"),
