@@ -36,6 +36,7 @@ SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors
 SPLITS_MAX = 2**16 - 1  # the keys are UINT16
 SLICE_BYTES: Final = 4 << 20
 HEADER_BYTES: Final = 4 << 20  # read first; longer headers are read again with four times as many
+HEADER_BYTES_MAX: Final = 256 << 20  # vocabularies of 262,144 tokens take 20 MiB
 
 # https://github.com/ggml-org/llama.cpp/blob/master/src/llama.cpp, llama_split_path
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
@@ -181,6 +182,11 @@ def _header(path: Path, file: FileIO, size: int, no: int, header_only: bool) -> 
             raise _truncated(path, file, size, "its header was being read")
         with suppress(MoreBytesError):
             return read_header(str(path), head, no, size, header_only=header_only)
+        if n >= HEADER_BYTES_MAX:
+            raise ModelFileError(
+                f"{path}: the header does not end within {HEADER_BYTES_MAX} bytes: a length or a "
+                "count in it is wrong"
+            )
         n *= 4
 
 

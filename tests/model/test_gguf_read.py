@@ -281,6 +281,16 @@ def test_a_header_longer_than_what_is_read_first(
         assert file.read(file.tensors["w"]).tobytes() == F32.tobytes()
 
 
+def test_a_header_longer_than_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length may be wrong within a huge file: not all of it is read into memory."""
+    monkeypatch.setattr(gguf_file, "HEADER_BYTES", 1 << 10)
+    monkeypatch.setattr(gguf_file, "HEADER_BYTES_MAX", 1 << 14)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(build({"a": "b" * (1 << 15)}, []))
+    with pytest.raises(ModelFileError, match="the header does not end within 16384 bytes"):
+        open_gguf(path)
+
+
 def test_a_file_that_is_truncated_while_its_header_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
