@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler
 from ..base.units import size_text
 from .clients import client_of
 from .http_errors import ENCODINGS
+from .pace import RequestPace
 from .request_log import record_body
 from .state import STATE, ServerState, generates
 
@@ -31,9 +32,11 @@ N_BYTES_LEAST: Final = MIB  # always allowed: a short context may get many texts
 N_BYTES_MOST: Final = 16 * MIB  # unless --max-body says more
 N_BYTES_LONG: Final = 64 * 1024  # longer bodies are read in turns
 N_BYTES_LANES: Final = (16 * 1024, 256 * 1024)  # a body waits only for others of its size
-# of a body whose request is refused: the time to read what is left, and the pause after each part
+# of a body whose request is refused: the time to read what is left, and the pause after each part,
+# also beside texts of others
 N_DISCARD_SECONDS: Final = 2.0
 PAUSE_SECONDS: Final = 0.002
+PAUSE_SECONDS_OTHERS: Final = 0.02
 N_REST: Final = 4.0  # seconds of rest for each second of work on a body of the longer lanes
 
 
@@ -80,12 +83,16 @@ async def discard_rest(request: web.Request, handler: Handler) -> web.StreamResp
     clients read no reply before they have sent all, and lose it if the connection is closed."""
     response = await handler(request)
     if not request.content.is_eof():
+        state, client = request.app[STATE], client_of(request)
         with suppress(TimeoutError, web.RequestPayloadError):
-            async with asyncio.timeout(N_DISCARD_SECONDS):
-                async with request.app[STATE].discards.of(client_of(request)):
-                    while await request.content.readany():
-                        await asyncio.sleep(PAUSE_SECONDS)
+            async with asyncio.timeout(N_DISCARD_SECONDS), state.discards.of(client):
+                while await request.content.readany():
+                    await asyncio.sleep(_pause_seconds(state.pace, client))
     return response
+
+
+def _pause_seconds(pace: RequestPace, client: str) -> float:
+    return PAUSE_SECONDS_OTHERS if pace.has_others(client) else PAUSE_SECONDS
 
 
 def n_bytes_max(state: ServerState) -> int:

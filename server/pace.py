@@ -40,10 +40,14 @@ class RequestPace:
             if not self._n_texts[client]:
                 del self._n_texts[client]
 
+    def has_others(self, client: str) -> bool:
+        """True if other clients have texts."""
+        return len(self._n_texts) > (client in self._n_texts)
+
     def delay(self, client: str, now: float) -> float:
         """Count a request beside texts of others. Return how many seconds it should wait; 0 if the
         client is within its pace, or if no other client has texts."""
-        if len(self._n_texts) <= (client in self._n_texts):
+        if not self.has_others(client):
             return 0.0
         if len(self._due) >= N_CLIENTS_MAX:
             self._due = {name: due for name, due in self._due.items() if due > now}

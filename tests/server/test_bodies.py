@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
@@ -11,14 +12,26 @@ from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
+from aiohttp import web
 from http_world import RunningServer, running
 
 from lamella.server import bodies, routes
-from lamella.server.bodies import MIB, N_BYTES_LANES, N_BYTES_LEAST, N_BYTES_MOST, n_bytes_max
+from lamella.server.bodies import (
+    MIB,
+    N_BYTES_LANES,
+    N_BYTES_LEAST,
+    N_BYTES_MOST,
+    PAUSE_SECONDS,
+    PAUSE_SECONDS_OTHERS,
+    discard_rest,
+    n_bytes_max,
+)
 from lamella.server.config import ServerConfig
-from lamella.server.state import ServerState
+from lamella.server.pace import RequestPace
+from lamella.server.state import STATE, ServerState
 from lamella.server.turns import Turns
 
 
@@ -155,6 +168,38 @@ def test_a_client_that_reads_after_it_has_sent_all_gets_its_reply(
 ) -> None:
     reply = server.post(path, b"a" * (6 * MIB))  # more than the system's buffers hold
     assert reply.status in (404, 413)
+
+
+def test_the_rest_of_a_refused_body_is_read_slower_beside_texts_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pace, pauses = RequestPace(), list[float]()
+    own, real_sleep = threading.current_thread(), asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if threading.current_thread() is own:  # not the server of other tests
+            pauses.append(seconds)
+        else:
+            await real_sleep(seconds)
+
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=413)
+
+    def pauses_of_reading() -> list[float]:
+        pauses.clear()
+        parts = [b"a", b"b", b""]
+        content = SimpleNamespace(is_eof=lambda: False, readany=AsyncMock(side_effect=parts))
+        state = SimpleNamespace(pace=pace, discards=Turns())
+        request = SimpleNamespace(content=content, app={STATE: state})
+        asyncio.run(discard_rest(cast(Any, request), refuse))
+        return pauses.copy()
+
+    monkeypatch.setattr(bodies, "client_of", lambda _: "a")
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pace.generating("a"):
+        assert pauses_of_reading() == [PAUSE_SECONDS] * 2, "the texts are its own"
+        with pace.generating("b"):
+            assert pauses_of_reading() == [PAUSE_SECONDS_OTHERS] * 2
 
 
 def test_a_body_without_end_is_not_read_forever(
