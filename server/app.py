@@ -38,6 +38,7 @@ from .http_errors import answer_errors
 from .http_protocol import HttpRunner
 from .keys import Key, KeyRing
 from .listening import listen, urls
+from .metered import Metered
 from .metrics import Metrics
 from .origins import check_origin
 from .otel import Traces
@@ -54,6 +55,8 @@ log = get_logger("server")
 N_STOP_SECONDS: Final = 4.0  # without running requests, the process must end within 5
 # the engine waits so long for a thread in Python that holds the interpreter's lock; default 5 ms
 N_SWITCH_SECONDS: Final = 0.0005
+# the processor time of a request, for that of its handler: the rest is aiohttp's and the sockets'
+N_COST: Final = 2.0
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
 FORCED_STATUS: Final = 5  # of a process that could not end in time
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -242,11 +245,16 @@ async def _close_engine(app: web.Application) -> None:
 @web.middleware
 async def _slow_down(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: beside texts of others, a client's many requests wait."""
+    pace = request.app[STATE].pace
     network = network_of(request.remote or "")  # keys are not known yet
-    delay = request.app[STATE].pace.delay(network, asyncio.get_running_loop().time())
+    delay = pace.delay(network, asyncio.get_running_loop().time())
     if delay:
         await asyncio.sleep(delay)
-    return await handler(request)
+    handling = Metered(handler(request))
+    try:
+        return await handling
+    finally:
+        pace.used(N_COST * handling.n_seconds)
 
 
 @web.middleware

@@ -1,18 +1,17 @@
 """Bodies of requests: read within limits, and handled in threads that leave cores to others.
 
 A body that is too long is refused before it is read. Long bodies are read in turns of clients, so
-memory holds few. Work on a body runs in a thread, which competes with the event loop and the engine
-for the interpreter's lock: bodies of similar size take turns, by client, and beside running texts
-long bodies get a part of one core only. Knows no route and no field.
+memory holds few. Work on a body runs in a thread: bodies of similar size take turns, by client, and
+beside running texts long bodies get a part of one core only. Knows no route and no field.
 Tested by tests/server/test_bodies.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -21,9 +20,9 @@ from aiohttp.typedefs import Handler
 from ..base.units import size_text
 from .clients import client_of
 from .http_errors import ENCODINGS
-from .pace import RequestPace
 from .request_log import record_body
-from .state import STATE, ServerState, generates
+from .state import STATE, ServerState, generates, has_others_texts
+from .threads import in_turn
 
 Result = TypeVar("Result")
 
@@ -33,11 +32,10 @@ N_BYTES_MOST: Final = 16 * MIB  # unless --max-body says more
 N_BYTES_LONG: Final = 64 * 1024  # longer bodies are read in turns
 N_BYTES_LANES: Final = (16 * 1024, 256 * 1024)  # a body waits only for others of its size
 # of a body whose request is refused: the time to read what is left, and the pause after each part,
-# also beside texts of others
+# which has up to 256 KiB; also beside texts of others
 N_DISCARD_SECONDS: Final = 2.0
 PAUSE_SECONDS: Final = 0.002
-PAUSE_SECONDS_OTHERS: Final = 0.02
-N_REST: Final = 4.0  # seconds of rest for each second of work on a body of the longer lanes
+PAUSE_SECONDS_OTHERS: Final = 0.1
 
 
 async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) -> Result:
@@ -51,30 +49,12 @@ async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) ->
     raw = await _read(request, state, client)
     record_body(request, raw)
     i = sum(len(raw) >= n_bytes for n_bytes in N_BYTES_LANES)
-    lane = state.lanes[i]
-    await lane.begin(client)
-    work_of_thread = asyncio.ensure_future(asyncio.to_thread(_timed, work, raw))
-
-    def end_turn(done: asyncio.Future[tuple[Result | Exception, float]]) -> None:
-        n_seconds = 0.0 if done.cancelled() else done.result()[1]
-        lane.end(client, N_REST * n_seconds if i and generates(state.model) else 0.0)
-
-    # if the client disconnects, the thread works on, so the turn goes on too
-    work_of_thread.add_done_callback(end_turn)
-    result, _ = await asyncio.shield(work_of_thread)
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
-def _timed(work: Callable[[bytes], Result], raw: bytes) -> tuple[Result | Exception, float]:
-    """The result of `work(raw)`, or its error, and the processor time in seconds."""
-    t = time.thread_time()
-    try:
-        result: Result | Exception = work(raw)
-    except Exception as error:
-        result = error
-    return result, time.thread_time() - t
+    return await in_turn(
+        state.lanes[i],
+        client,
+        partial(work, raw),
+        rests=lambda: i > 0 and generates(state.model),
+    )
 
 
 @web.middleware
@@ -87,12 +67,9 @@ async def discard_rest(request: web.Request, handler: Handler) -> web.StreamResp
         with suppress(TimeoutError, web.RequestPayloadError):
             async with asyncio.timeout(N_DISCARD_SECONDS), state.discards.of(client):
                 while await request.content.readany():
-                    await asyncio.sleep(_pause_seconds(state.pace, client))
+                    others = has_others_texts(request)
+                    await asyncio.sleep(PAUSE_SECONDS_OTHERS if others else PAUSE_SECONDS)
     return response
-
-
-def _pause_seconds(pace: RequestPace, client: str) -> float:
-    return PAUSE_SECONDS_OTHERS if pace.has_others(client) else PAUSE_SECONDS
 
 
 def n_bytes_max(state: ServerState) -> int:

@@ -1,8 +1,9 @@
-"""The pace of a client's requests beside texts of other clients: so many a second, and a few more
-at once.
+"""The pace of a client's requests beside texts of other clients: what they cost the event loop is
+a small share of a core, and a little more at once.
 
-Each request costs the event loop processor time, which the texts of others would lack. Knows no
-request and no clock. The formula is the generic cell rate algorithm (ITU-T I.371).
+The loop's work on requests takes processor time from the texts. How much a request takes depends
+on the machine and its load, so it is measured. Knows no request and no clock. The formula is the
+generic cell rate algorithm (ITU-T I.371).
 Tested by tests/server/test_request_pace.py.
 """
 
@@ -13,9 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-N_PER_SECOND: Final = 60.0  # each costs up to half a millisecond
-N_AT_ONCE: Final = 60
+SHARE: Final = 0.05  # of a core, for the requests of one client
+N_SECONDS_AT_ONCE: Final = 0.05  # of processor time
 N_CLIENTS_MAX: Final = 4096  # more than these are forgotten when they are idle
+# the seconds of a request: before any is measured, at most, and how many count for the mean
+N_SECONDS_FIRST: Final = 0.0005
+N_SECONDS_MOST: Final = 0.005  # one with many texts takes longer, which says nothing about others
+N_REQUESTS_MEAN: Final = 64
 
 
 class RequestPace:
@@ -24,10 +29,16 @@ class RequestPace:
     def __init__(self) -> None:
         self._due: dict[str, float] = {}  # when each client's requests so far are paid for
         self._n_texts: Counter[str] = Counter()  # requests of each client that generate
+        self._n_seconds = N_SECONDS_FIRST  # the mean processor time of a request
 
     def __len__(self) -> int:
         """Number of clients that it remembers."""
         return len(self._due)
+
+    @property
+    def n_per_second(self) -> float:
+        """The requests that a client may send in a second beside texts of others."""
+        return SHARE / self._n_seconds
 
     @contextmanager
     def generating(self, client: str) -> Iterator[None]:
@@ -51,6 +62,10 @@ class RequestPace:
             return 0.0
         if len(self._due) >= N_CLIENTS_MAX:
             self._due = {name: due for name, due in self._due.items() if due > now}
-        due = max(self._due.get(client, now), now) + 1 / N_PER_SECOND
+        due = max(self._due.get(client, now), now) + 1 / self.n_per_second
         self._due[client] = due
-        return max(0.0, due - now - N_AT_ONCE / N_PER_SECOND)
+        return max(0.0, due - now - N_SECONDS_AT_ONCE / SHARE)
+
+    def used(self, n_seconds: float) -> None:
+        """Take the processor time of an ended request into the mean."""
+        self._n_seconds += (min(n_seconds, N_SECONDS_MOST) - self._n_seconds) / N_REQUESTS_MEAN

@@ -17,6 +17,7 @@ from ..base.background import begin
 from ..runtime.instance import EmbeddingInstance, Instance
 from .bridge import Bridge, Deliveries
 from .budget import RequestsBudget
+from .clients import network_of
 from .config import ServerConfig
 from .draining import RunningRequests
 from .grammars import GrammarQueue
@@ -57,6 +58,7 @@ class ServerState:
         # of work on bodies: two at once, so that one that takes long stops no other client
         self.lanes = [Turns(2) for _ in range(N_LANES)]
         self.readers = Turns(N_READERS, N_READERS_EACH)
+        self.writers = Turns(2)  # of making the JSON of whole replies, piece by piece
         self.pace = RequestPace()
         self.discards = Turns()  # of bodies of refused requests
         self.traces: Traces | None = None  # with --otel, while the server runs
@@ -82,3 +84,8 @@ STATE: Final = web.AppKey("state", ServerState)
 def generates(model: ServedModel | None) -> bool:
     """True if texts are generated now: their tokens wait for other work."""
     return isinstance(model, Instance) and model.worker.n_running > 0
+
+
+def has_others_texts(request: web.Request) -> bool:
+    """True if texts are generated for other addresses than the request's."""
+    return request.app[STATE].pace.has_others(network_of(request.remote or ""))

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from aiohttp import web
 
-from .state import STATE
+from .clients import client_of
+from .state import STATE, has_others_texts
+from .threads import in_turn
 
 
 class UnreadError(ConnectionError):
@@ -50,12 +53,15 @@ async def write(request: web.Request, response: web.StreamResponse, data: bytes)
 
 
 async def json_reply(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """A reply with the JSON text in `pieces`, which threads make.
+    """A reply with the JSON text in `pieces`, which threads make in turns of clients. Beside texts
+    of others, the replies of a client get a fifth of a core.
 
     A long one is written here, piece by piece, so that memory holds few of them. An error before
     the second piece gets an ordinary error response.
     """
-    first, second = await asyncio.to_thread(lambda: (next(pieces), next(pieces, b"")))
+    turns, client = request.app[STATE].writers, client_of(request)
+    made = partial(in_turn, turns, client, rests=partial(has_others_texts, request))
+    first, second = await made(lambda: (next(pieces), next(pieces, b"")))
     if not second:
         return web.Response(body=first, content_type="application/json", charset="utf-8")
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
@@ -63,5 +69,5 @@ async def json_reply(request: web.Request, pieces: Iterator[bytes]) -> web.Strea
     await write(request, response, first)
     while second:
         await write(request, response, second)
-        second = await asyncio.to_thread(next, pieces, b"")
+        second = await made(lambda: next(pieces, b""))
     return response

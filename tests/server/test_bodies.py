@@ -190,15 +190,15 @@ def test_the_rest_of_a_refused_body_is_read_slower_beside_texts_of_others(
         parts = [b"a", b"b", b""]
         content = SimpleNamespace(is_eof=lambda: False, readany=AsyncMock(side_effect=parts))
         state = SimpleNamespace(pace=pace, discards=Turns())
-        request = SimpleNamespace(content=content, app={STATE: state})
+        request = SimpleNamespace(content=content, app={STATE: state}, remote="127.0.0.2")
         asyncio.run(discard_rest(cast(Any, request), refuse))
         return pauses.copy()
 
-    monkeypatch.setattr(bodies, "client_of", lambda _: "a")
+    monkeypatch.setattr(bodies, "client_of", lambda _: "the name of a key")
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    with pace.generating("a"):
+    with pace.generating("127.0.0.2"):
         assert pauses_of_reading() == [PAUSE_SECONDS] * 2, "the texts are its own"
-        with pace.generating("b"):
+        with pace.generating("127.0.0.1"):
             assert pauses_of_reading() == [PAUSE_SECONDS_OTHERS] * 2
 
 

@@ -21,7 +21,9 @@ from lamella.server import prob_texts
 from lamella.server.bridge import Choice
 from lamella.server.config import ServerConfig
 from lamella.server.json_pieces import N_PIECE
+from lamella.server.pace import RequestPace
 from lamella.server.prob_texts import ProbTexts
+from lamella.server.turns import Turns
 
 FIELDS: dict[str, Any] = {"prompt": "abc", "temperature": 0, "ignore_eos": True}
 N_LONG = 600  # tokens; their probabilities are several pieces
@@ -75,6 +77,24 @@ def test_probabilities_are_formatted_outside_of_the_event_loop(
     monkeypatch.setattr(prob_texts.ProbTexts, "text", spied)
     server.ok("/completion", **FIELDS, n_predict=5, n_probs=5)
     assert in_loop == [False] * 5
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+def test_beside_texts_of_others_a_long_reply_is_made_slowly(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, has_others: bool
+) -> None:
+    rests: list[float] = []
+    end = Turns.end
+
+    def spied(self: Turns, client: str, n_rest_seconds: float = 0.0) -> None:
+        rests.append(n_rest_seconds)
+        end(self, client, n_rest_seconds)
+
+    monkeypatch.setattr(RequestPace, "has_others", lambda self, client: has_others)
+    monkeypatch.setattr(Turns, "end", spied)
+    reply = server.post("/completion", {**FIELDS, "n_predict": N_LONG, "n_probs": 20})
+    assert len(reply.raw) > 4 * N_PIECE
+    assert sum(map(bool, rests)) >= 4 if has_others else not any(rests)
 
 
 def test_a_stream_keeps_no_probabilities(

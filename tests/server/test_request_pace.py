@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,17 @@ from http_world import running
 
 from lamella.server import pace
 from lamella.server.config import ServerConfig
-from lamella.server.pace import N_AT_ONCE, N_PER_SECOND, RequestPace
+from lamella.server.pace import (
+    N_REQUESTS_MEAN,
+    N_SECONDS_AT_ONCE,
+    N_SECONDS_FIRST,
+    N_SECONDS_MOST,
+    SHARE,
+    RequestPace,
+)
+
+N_AT_ONCE = round(N_SECONDS_AT_ONCE / N_SECONDS_FIRST)
+N_PER_SECOND = SHARE / N_SECONDS_FIRST
 
 
 @pytest.fixture
@@ -27,6 +38,22 @@ def test_a_few_at_once_then_one_after_the_other(busy: RequestPace) -> None:
     assert delays[N_AT_ONCE:] == pytest.approx([i / N_PER_SECOND for i in (1, 2, 3)])
     assert busy.delay("b", 100.0) == 0, "each client has its own pace"
     assert busy.delay("a", 103.0) == 0, "later all are paid for"
+
+
+def test_what_requests_take_sets_the_pace(busy: RequestPace) -> None:
+    for _ in range(20 * N_REQUESTS_MEAN):
+        busy.used(2e-3)
+    assert busy.n_per_second == pytest.approx(SHARE / 2e-3)
+    n_at_once = round(N_SECONDS_AT_ONCE / 2e-3)
+    delays = [busy.delay("a", 100.0) for _ in range(n_at_once + 2)]
+    assert delays[:n_at_once] == pytest.approx([0.0] * n_at_once, abs=1e-9)
+    assert delays[n_at_once:] == pytest.approx([2e-3 / SHARE, 4e-3 / SHARE])
+
+
+def test_a_request_with_many_texts_says_little_about_others(busy: RequestPace) -> None:
+    busy.used(60.0)
+    least = SHARE / (N_SECONDS_FIRST + N_SECONDS_MOST / N_REQUESTS_MEAN)
+    assert least <= busy.n_per_second <= N_PER_SECOND
 
 
 def test_idle_clients_are_forgotten(busy: RequestPace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +75,17 @@ def test_only_texts_of_others_slow_a_client() -> None:
         with found.generating("b"):
             assert is_slow()
     assert not is_slow(), "all texts have ended"
+
+
+def test_requests_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(RequestPace, "used", lambda _, n_seconds: seen.append(n_seconds))
+    with running(config=ServerConfig(port=0)) as server:
+        assert server.get("/health").status == 200
+        assert server.get("/nowhere").status == 404
+        while len(seen) < 2:  # counted after the reply
+            time.sleep(0.01)
+    assert all(0 < n_seconds < 1 for n_seconds in seen)
 
 
 def test_requests_of_texts_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

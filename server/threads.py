@@ -1,0 +1,50 @@
+"""Work in threads that leaves cores to others: in turns of clients, with rests.
+
+A thread in Python competes with the event loop and the engine for the interpreter's lock, and with
+kernels for cores. Knows no request. Tested by tests/server/test_threads.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from .turns import Turns
+
+Result = TypeVar("Result")
+
+N_REST: Final = 4.0  # seconds of rest for each second of work: it takes a fifth of a core
+
+
+async def in_turn(
+    turns: Turns, client: str, work: Callable[[], Result], *, rests: Callable[[], bool]
+) -> Result:
+    """Return `work()`, called in a thread in a turn of the client.
+
+    The turn ends later if `rests()` is true after the work. If the caller is cancelled, the thread
+    works on, and so does the turn.
+    """
+    await turns.begin(client)
+    in_thread = asyncio.ensure_future(asyncio.to_thread(_timed, work))
+
+    def end_turn(done: asyncio.Future[tuple[Result | Exception, float]]) -> None:
+        n_seconds = 0.0 if done.cancelled() else done.result()[1]
+        turns.end(client, N_REST * n_seconds if rests() else 0.0)
+
+    in_thread.add_done_callback(end_turn)
+    result, _ = await asyncio.shield(in_thread)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _timed(work: Callable[[], Result]) -> tuple[Result | Exception, float]:
+    """The result of `work()`, or its error, and the processor time in seconds."""
+    begin = time.thread_time()
+    try:
+        result: Result | Exception = work()
+    except Exception as error:
+        result = error
+    return result, time.thread_time() - begin

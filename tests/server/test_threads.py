@@ -1,0 +1,63 @@
+"""Work in threads, in turns of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lamella.server.threads import N_REST, in_turn
+from lamella.server.turns import Turns
+
+
+def work(n_seconds: float) -> None:
+    end = time.thread_time() + n_seconds
+    while time.thread_time() < end:
+        pass
+
+
+def seconds_of_two(rests: Callable[[], bool]) -> float:
+    """Seconds of two turns of a client, with 20 ms of work each."""
+
+    async def both() -> None:
+        turns = Turns(2)
+        one = (in_turn(turns, "a", lambda: work(0.02), rests=rests) for _ in range(2))
+        await asyncio.gather(*one)
+
+    begin = time.monotonic()
+    asyncio.run(both())
+    return time.monotonic() - begin
+
+
+def test_a_client_rests_after_its_turn() -> None:
+    assert seconds_of_two(lambda: True) >= 0.04 + N_REST * 0.02
+    assert seconds_of_two(lambda: False) < 0.04 + N_REST * 0.02
+
+
+def test_results_and_errors_are_returned() -> None:
+    async def one(work: Callable[[], int]) -> int:
+        return await in_turn(Turns(), "a", work, rests=lambda: False)
+
+    assert asyncio.run(one(lambda: 7)) == 7
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(one(lambda: 1 // 0))
+
+
+def test_the_turn_goes_on_if_the_caller_is_cancelled() -> None:
+    async def run() -> None:
+        turns, release = Turns(), threading.Event()
+        first = asyncio.create_task(in_turn(turns, "a", release.wait, rests=lambda: False))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(in_turn(turns, "b", lambda: True, rests=lambda: False))
+        await asyncio.sleep(0.05)
+        assert not second.done(), "the thread of the first still works"
+        release.set()
+        assert await second
+
+    asyncio.run(run())
