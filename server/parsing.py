@@ -27,6 +27,7 @@ from .schema import PARAMS, Body
 log = get_logger("server")
 _LOGGED: set[str] = set()  # unknown fields already logged
 _N_LOGGED_MAX: Final = 100
+N_FIELDS_MAX: Final = 1000  # of a body; checks of the names are single calls
 
 # accepted, without effect: hints, labels, and switches of features that are always on or off
 MEANINGLESS: Final = frozenset(
@@ -94,6 +95,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         text = raw.decode(errors="surrogateescape")
         check_utf8("the body", text)
         body = parse_json(text, STRICT)
+        if isinstance(body, dict) and len(body) > N_FIELDS_MAX:
+            raise ValueError(f"it has {len(body)} fields, at most {N_FIELDS_MAX} are allowed")
         if "\\u" in text:  # an escape can make half a surrogate pair, which is invalid
             _check_strings(body)
     except RecursionError:
@@ -101,7 +104,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise RequestError(f"the body is not JSON: {where}: {error.msg}") from None
-    except ValueError as error:  # a number of thousands of digits, NaN
+    except ValueError as error:  # a number of thousands of digits, NaN, too many fields
         raise RequestError(f"the body is invalid: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, found {found(body)}")

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from lamella.base.errors import RequestError
-from lamella.server.parsing import MEANINGLESS, UNSUPPORTED, parse_body, parse_object
+from lamella.server.parsing import (
+    MEANINGLESS,
+    N_FIELDS_MAX,
+    UNSUPPORTED,
+    parse_body,
+    parse_object,
+)
 from lamella.server.schema import (
     PARAMS,
     Body,
@@ -272,6 +278,15 @@ def test_unknown_fields_are_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     assert [r.getMessage() for r in caplog.records] == [
         "ignoring an unknown field of requests: 'brand_new_field'"
     ]
+
+
+def test_a_body_has_few_fields() -> None:
+    names = [f"x{i}" for i in range(N_FIELDS_MAX)]
+    body = {"prompt": "a", **dict.fromkeys(names, 1)}
+    with pytest.raises(RequestError, match=f"it has {len(body)} fields, at most {N_FIELDS_MAX}"):
+        parse_object(json.dumps(body).encode())
+    del body[names[0]]
+    assert parse_object(json.dumps(body).encode()) == body
 
 
 def test_no_field_is_in_two_tables() -> None:
