@@ -56,7 +56,7 @@ N_STOP_SECONDS: Final = 4.0  # without running requests, the process must end wi
 # the engine waits so long for a thread in Python that holds the interpreter's lock; default 5 ms
 N_SWITCH_SECONDS: Final = 0.0005
 # the processor time of a request, for that of its handler: the rest is aiohttp's and the sockets'
-N_COST: Final = 2.0
+N_COST: Final = 3.0
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
 FORCED_STATUS: Final = 5  # of a process that could not end in time
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

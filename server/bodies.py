@@ -35,7 +35,7 @@ N_BYTES_LANES: Final = (16 * 1024, 256 * 1024)  # a body waits only for others o
 # which has up to 256 KiB; also beside texts of others
 N_DISCARD_SECONDS: Final = 2.0
 PAUSE_SECONDS: Final = 0.002
-PAUSE_SECONDS_OTHERS: Final = 0.1
+PAUSE_SECONDS_OTHERS: Final = 0.05
 
 
 async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) -> Result:

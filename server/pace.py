@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import Final
 
 SHARE: Final = 0.05  # of a core, for the requests of one client
-N_SECONDS_AT_ONCE: Final = 0.05  # of processor time
+N_PER_SECOND_LEAST: Final = 30.0  # however long they take
+N_SECONDS_AT_ONCE: Final = 1.0  # a client may send the requests of so many seconds at once
 N_CLIENTS_MAX: Final = 4096  # more than these are forgotten when they are idle
 # the seconds of a request: before any is measured, at most, and how many count for the mean
 N_SECONDS_FIRST: Final = 0.0005
@@ -38,7 +39,7 @@ class RequestPace:
     @property
     def n_per_second(self) -> float:
         """The requests that a client may send in a second beside texts of others."""
-        return SHARE / self._n_seconds
+        return max(SHARE / self._n_seconds, N_PER_SECOND_LEAST)
 
     @contextmanager
     def generating(self, client: str) -> Iterator[None]:
@@ -64,7 +65,7 @@ class RequestPace:
             self._due = {name: due for name, due in self._due.items() if due > now}
         due = max(self._due.get(client, now), now) + 1 / self.n_per_second
         self._due[client] = due
-        return max(0.0, due - now - N_SECONDS_AT_ONCE / SHARE)
+        return max(0.0, due - now - N_SECONDS_AT_ONCE)
 
     def used(self, n_seconds: float) -> None:
         """Take the processor time of an ended request into the mean."""

@@ -20,8 +20,8 @@ from lamella.server.pace import (
     RequestPace,
 )
 
-N_AT_ONCE = round(N_SECONDS_AT_ONCE / N_SECONDS_FIRST)
 N_PER_SECOND = SHARE / N_SECONDS_FIRST
+N_AT_ONCE = round(N_SECONDS_AT_ONCE * N_PER_SECOND)
 
 
 @pytest.fixture
@@ -40,14 +40,19 @@ def test_a_few_at_once_then_one_after_the_other(busy: RequestPace) -> None:
     assert busy.delay("a", 103.0) == 0, "later all are paid for"
 
 
-def test_what_requests_take_sets_the_pace(busy: RequestPace) -> None:
+@pytest.mark.parametrize(
+    ("n_seconds", "n_per_second"), [(1e-4, SHARE / 1e-4), (1e-3, SHARE / 1e-3), (4e-3, 30.0)]
+)
+def test_what_requests_take_sets_the_pace(
+    busy: RequestPace, n_seconds: float, n_per_second: float
+) -> None:
     for _ in range(20 * N_REQUESTS_MEAN):
-        busy.used(2e-3)
-    assert busy.n_per_second == pytest.approx(SHARE / 2e-3)
-    n_at_once = round(N_SECONDS_AT_ONCE / 2e-3)
+        busy.used(n_seconds)
+    assert busy.n_per_second == pytest.approx(n_per_second)
+    n_at_once = round(N_SECONDS_AT_ONCE * n_per_second)
     delays = [busy.delay("a", 100.0) for _ in range(n_at_once + 2)]
-    assert delays[:n_at_once] == pytest.approx([0.0] * n_at_once, abs=1e-9)
-    assert delays[n_at_once:] == pytest.approx([2e-3 / SHARE, 4e-3 / SHARE])
+    assert delays[:n_at_once] == pytest.approx([0.0] * n_at_once, abs=1e-5)
+    assert delays[n_at_once:] == pytest.approx([1 / n_per_second, 2 / n_per_second], rel=1e-3)
 
 
 def test_a_request_with_many_texts_says_little_about_others(busy: RequestPace) -> None:
