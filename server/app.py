@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -48,7 +47,7 @@ from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
 from .request_log import log_requests, record_of
 from .responses import routes as responses
 from .state import STATE, ServedModel, ServerState
-from .watchdog import watching
+from .watchdog import exit_after, watching
 
 log = get_logger("server")
 
@@ -71,7 +70,7 @@ def create_app(state: ServerState) -> web.Application:
     Serve it with `HttpRunner`: it cancels the handler when a client disconnects.
     """
     app = web.Application(
-        middlewares=[_slow_down, discard_rest, _enter, log_requests, answer_errors, _admit]
+        middlewares=[discard_rest, _enter, log_requests, answer_errors, _slow_down, _admit]
     )
     app[STATE] = state
     app[routes.METRICS] = Metrics(state)
@@ -181,7 +180,8 @@ async def _until_signal(
     def end() -> None:
         if stop.is_set():
             now.set()
-        _exit_after(N_STOP_SECONDS if stop.is_set() else config.drain + N_STOP_SECONDS)
+        # a thread in native code cannot be interrupted
+        exit_after(N_STOP_SECONDS + (0.0 if stop.is_set() else config.drain), FORCED_STATUS)
         stop.set()
 
     # not the loop's handlers: closing the loop removes them, and the next signal would end us
@@ -218,13 +218,6 @@ def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
             loop.remove_reader(reading)
 
 
-def _exit_after(n_seconds: float) -> None:
-    """End the process by force: a thread in native code cannot be interrupted."""
-    last_resort = threading.Timer(n_seconds, os._exit, [FORCED_STATUS])
-    last_resort.daemon = True
-    last_resort.start()
-
-
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "lamella"
     for name in (ID_HEADER, shape_of(request.path).id_header):
@@ -243,26 +236,30 @@ async def _close_engine(app: web.Application) -> None:
 
 
 @web.middleware
-async def _slow_down(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: beside texts of others, a client's many requests wait."""
-    pace = request.app[STATE].pace
-    network = network_of(request.remote or "")  # keys are not known yet
-    delay = pace.delay(network, asyncio.get_running_loop().time())
-    if delay:
-        await asyncio.sleep(delay)
+async def _enter(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: gives the request its id, counts it as running until its reply is written, and
+    measures what it costs the event loop."""
+    state = request.app[STATE]
+    request[REQUEST_ID] = sane_request_id(request.headers.get(ID_HEADER))
     handling = Metered(handler(request))
-    try:
-        return await handling
-    finally:
-        pace.used(N_COST * handling.n_seconds)
+    with state.running.entered():
+        try:
+            return await handling
+        finally:
+            state.pace.used(N_COST * handling.n_seconds)
 
 
 @web.middleware
-async def _enter(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: gives the request its id, and counts it as running until its reply is written."""
-    request[REQUEST_ID] = sane_request_id(request.headers.get(ID_HEADER))
-    with request.app[STATE].running.entered():
-        return await handler(request)
+async def _slow_down(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: beside texts of others, a client's many requests wait. Polls of its health do not
+    wait for its other requests."""
+    state = request.app[STATE]
+    network = network_of(request.remote or "")  # keys are not known yet
+    kind = "poll" if request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS else ""
+    delay = state.pace.delay(network, asyncio.get_running_loop().time(), kind)
+    if delay:
+        await asyncio.sleep(delay)
+    return await handler(request)
 
 
 @web.middleware

@@ -31,11 +31,12 @@ def check_origin(request: web.Request, config: ServerConfig) -> None:
     Raises:
         HTTPForbidden: one of them is not allowed.
     """
-    host = request.headers.get("Host", "")
+    host = request.headers.get("Host", "")  # HTTP/1.0 may have none; browsers send it
     if ALL in config.cors_origins:
         return
     is_tcp = not isinstance(request.get_extra_info("sockname"), str)  # a page opens no unix socket
-    if is_tcp and is_loopback(config.hosts) and not _is_own_name(host, config.cors_origins):
+    is_named = "Host" in request.headers and is_tcp
+    if is_named and is_loopback(config.hosts) and not _is_own_name(host, config.cors_origins):
         raise web.HTTPForbidden(
             text=f"the host {host[:N_SHOWN]!r} is not a name of this machine's loopback addresses, "
             "and the server listens on no others: use localhost, or add the origin of a proxy to "

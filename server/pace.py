@@ -28,12 +28,13 @@ class RequestPace:
     """Says how long a client's next request has to wait."""
 
     def __init__(self) -> None:
-        self._due: dict[str, float] = {}  # when each client's requests so far are paid for
+        # when the requests of each client and kind so far are paid for
+        self._due: dict[tuple[str, str], float] = {}
         self._n_texts: Counter[str] = Counter()  # requests of each client that generate
         self._n_seconds = N_SECONDS_FIRST  # the mean processor time of a request
 
     def __len__(self) -> int:
-        """Number of clients that it remembers."""
+        """Number of clients that it remembers, for each kind of requests."""
         return len(self._due)
 
     @property
@@ -56,15 +57,17 @@ class RequestPace:
         """True if other clients have texts."""
         return len(self._n_texts) > (client in self._n_texts)
 
-    def delay(self, client: str, now: float) -> float:
+    def delay(self, client: str, now: float, kind: str = "") -> float:
         """Count a request beside texts of others. Return how many seconds it should wait; 0 if the
-        client is within its pace, or if no other client has texts."""
+        client is within its pace, or if no other client has texts. Requests of each kind have a
+        pace of their own."""
         if not self.has_others(client):
             return 0.0
         if len(self._due) >= N_CLIENTS_MAX:
-            self._due = {name: due for name, due in self._due.items() if due > now}
-        due = max(self._due.get(client, now), now) + 1 / self.n_per_second
-        self._due[client] = due
+            self._due = {key: due for key, due in self._due.items() if due > now}
+        key = client, kind
+        due = max(self._due.get(key, now), now) + 1 / self.n_per_second
+        self._due[key] = due
         return max(0.0, due - now - N_SECONDS_AT_ONCE)
 
     def used(self, n_seconds: float) -> None:

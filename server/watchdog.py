@@ -6,7 +6,7 @@
 It counts its own ticks, not the clock. So a process that was stopped (SIGSTOP, a suspended machine)
 has all its time again when it continues. It cannot end a process in which native code holds the
 interpreter's lock: GET /live does not answer then. Knows no engine.
-Tested by tests/server/test_watchdog.py and test_http_endings.py.
+Tested by tests/server/test_watchdog.py and test_http_process.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ log = get_logger("server")
 
 DEAD_STATUS: Final = 4  # of a process whose engine was dead
 TICK_SECONDS: Final = 1.0
+EXIT_TICK_SECONDS: Final = 0.1
 N_REPORT_SECONDS: Final = 1.0  # to write why the process ends; a reader of the log may be paused
 
 
@@ -42,6 +43,21 @@ class Patience:
         # a tick that took much longer was not a tick: the process was stopped
         self._waited = self._waited + min(elapsed, 2 * TICK_SECONDS) if trouble else 0.0
         return self._waited >= self._n_seconds
+
+
+def exit_after(n_seconds: float, status: int) -> None:
+    """End the process by force with this status, unless it has ended before."""
+
+    def wait() -> None:
+        patience, before, is_over = Patience(n_seconds), time.monotonic(), False
+        while not is_over:
+            time.sleep(EXIT_TICK_SECONDS)
+            now = time.monotonic()
+            is_over = patience.is_over("the process has not ended", now - before)
+            before = now
+        os._exit(status)
+
+    threading.Thread(target=wait, name="lamella-exit", daemon=True).start()
 
 
 def end_process(cause: str, n_seconds: float) -> None:

@@ -15,6 +15,7 @@ from lamella.base.errors import ClosedError
 from lamella.server import app
 from lamella.server.config import ServerConfig
 from lamella.server.draining import RunningRequests
+from lamella.server.pace import RequestPace
 from lamella.server.state import ServedModel
 
 
@@ -168,6 +169,25 @@ def test_clients_are_told_though_the_model_hangs(
         "message": "the server is stopping",
         "type": "unavailable_error",
     }
+
+
+def test_a_request_that_waits_for_its_pace_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "N_HANDLER_SECONDS", WAIT_S)
+    waiting = threading.Event()
+    replies: list[Reply] = []
+
+    def delay(*_: object) -> float:
+        waiting.set()
+        return 10 * WAIT_S
+
+    monkeypatch.setattr(RequestPace, "delay", delay)
+    with running() as server:
+        request = threading.Thread(target=lambda: replies.append(server.get("/props")))
+        request.start()
+        assert waiting.wait(WAIT_S)
+    request.join(WAIT_S)
+    assert [reply.status for reply in replies] == [503]
+    assert replies[0].error["message"] == "the server is stopping"
 
 
 def test_a_stream_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

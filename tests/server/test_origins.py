@@ -53,6 +53,13 @@ def test_other_names_are_refused_on_loopback(server: RunningServer, host: str) -
     assert message.isprintable()
 
 
+def test_programs_need_no_host(server: RunningServer) -> None:
+    """HTTP/1.0 has no Host. Browsers always send it."""
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as client:
+        client.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.0 200")
+
+
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:80", "a.localhost.", "127.1.2.3", "[::1]:8"]
 )

@@ -37,6 +37,7 @@ def test_a_few_at_once_then_one_after_the_other(busy: RequestPace) -> None:
     assert delays[:N_AT_ONCE] == pytest.approx([0.0] * N_AT_ONCE, abs=1e-9)
     assert delays[N_AT_ONCE:] == pytest.approx([i / N_PER_SECOND for i in (1, 2, 3)])
     assert busy.delay("b", 100.0) == 0, "each client has its own pace"
+    assert busy.delay("a", 100.0, "poll") == 0, "and each kind of its requests"
     assert busy.delay("a", 103.0) == 0, "later all are paid for"
 
 
@@ -97,7 +98,7 @@ def test_requests_of_texts_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that generates is counted by its address while it runs, and no longer."""
     seen: list[dict[str, int]] = []
 
-    def delay(found: RequestPace, client: str, now: float) -> float:
+    def delay(found: RequestPace, client: str, now: float, kind: str) -> float:
         seen.append(dict(found._n_texts))
         return 0.0
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from fake_context import WAIT_S
 
 from lamella.server import watchdog
-from lamella.server.watchdog import TICK_SECONDS, Patience, watching
+from lamella.server.watchdog import TICK_SECONDS, Patience, exit_after, watching
 
 
 def test_it_waits_for_trouble_that_lasts() -> None:
@@ -44,6 +45,25 @@ def test_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with watching(0.002, lambda: "dead", end):
         assert ended.wait(WAIT_S)
     assert ends == [("dead", 0.002)]
+
+
+def test_the_last_resort_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped while it ended has its time again to tell its clients."""
+    clock = iter([0.0, *(3600.0 + i for i in range(100))])
+    statuses: list[int] = []
+    ended = threading.Event()
+
+    def exit(status: int) -> None:
+        statuses.append(status)
+        ended.set()
+
+    time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+    monkeypatch.setattr(watchdog, "time", time)
+    monkeypatch.setattr(watchdog, "os", SimpleNamespace(_exit=exit))
+    exit_after(5.0, 7)
+    assert ended.wait(WAIT_S)
+    assert statuses == [7]
+    assert next(clock) == 3600.0 + 4, "two seconds for the hour, then three"
 
 
 def test_it_is_off() -> None:
