@@ -41,6 +41,7 @@ from .metered import Metered
 from .metrics import Metrics
 from .origins import check_origin
 from .otel import Traces
+from .pace import Kind
 from .page import index, static_file
 from .progress import LoadProgress
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
@@ -255,7 +256,8 @@ async def _slow_down(request: web.Request, handler: Handler) -> web.StreamRespon
     wait for its other requests."""
     state = request.app[STATE]
     network = network_of(request.remote or "")  # keys are not known yet
-    kind = "poll" if request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS else ""
+    is_poll = request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS
+    kind = Kind.POLL if is_poll else Kind.OTHER
     delay = state.pace.delay(network, asyncio.get_running_loop().time(), kind)
     if delay:
         await asyncio.sleep(delay)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Final
 
 SHARE: Final = 0.05  # of a core, for the requests of one client
-N_PER_SECOND_LEAST: Final = 30.0  # however long they take
 N_SECONDS_AT_ONCE: Final = 1.0  # a client may send the requests of so many seconds at once
 N_CLIENTS_MAX: Final = 4096  # more than these are forgotten when they are idle
 # the seconds of a request: before any is measured, at most, and how many count for the mean
@@ -24,12 +24,19 @@ N_SECONDS_MOST: Final = 0.005  # one with many texts takes longer, which says no
 N_REQUESTS_MEAN: Final = 64
 
 
+class Kind(Enum):
+    """Requests with a pace of their own: so many a second are allowed however long they take."""
+
+    POLL = 25.0  # of the server's health
+    OTHER = 10.0
+
+
 class RequestPace:
     """Says how long a client's next request has to wait."""
 
     def __init__(self) -> None:
         # when the requests of each client and kind so far are paid for
-        self._due: dict[tuple[str, str], float] = {}
+        self._due: dict[tuple[str, Kind], float] = {}
         self._n_texts: Counter[str] = Counter()  # requests of each client that generate
         self._n_seconds = N_SECONDS_FIRST  # the mean processor time of a request
 
@@ -37,10 +44,9 @@ class RequestPace:
         """Number of clients that it remembers, for each kind of requests."""
         return len(self._due)
 
-    @property
-    def n_per_second(self) -> float:
+    def n_per_second(self, kind: Kind) -> float:
         """The requests that a client may send in a second beside texts of others."""
-        return max(SHARE / self._n_seconds, N_PER_SECOND_LEAST)
+        return max(SHARE / self._n_seconds, kind.value)
 
     @contextmanager
     def generating(self, client: str) -> Iterator[None]:
@@ -57,16 +63,15 @@ class RequestPace:
         """True if other clients have texts."""
         return len(self._n_texts) > (client in self._n_texts)
 
-    def delay(self, client: str, now: float, kind: str = "") -> float:
+    def delay(self, client: str, now: float, kind: Kind = Kind.OTHER) -> float:
         """Count a request beside texts of others. Return how many seconds it should wait; 0 if the
-        client is within its pace, or if no other client has texts. Requests of each kind have a
-        pace of their own."""
+        client is within its pace, or if no other client has texts."""
         if not self.has_others(client):
             return 0.0
         if len(self._due) >= N_CLIENTS_MAX:
             self._due = {key: due for key, due in self._due.items() if due > now}
         key = client, kind
-        due = max(self._due.get(key, now), now) + 1 / self.n_per_second
+        due = max(self._due.get(key, now), now) + 1 / self.n_per_second(kind)
         self._due[key] = due
         return max(0.0, due - now - N_SECONDS_AT_ONCE)
 

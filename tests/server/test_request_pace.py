@@ -17,6 +17,7 @@ from lamella.server.pace import (
     N_SECONDS_FIRST,
     N_SECONDS_MOST,
     SHARE,
+    Kind,
     RequestPace,
 )
 
@@ -37,19 +38,20 @@ def test_a_few_at_once_then_one_after_the_other(busy: RequestPace) -> None:
     assert delays[:N_AT_ONCE] == pytest.approx([0.0] * N_AT_ONCE, abs=1e-9)
     assert delays[N_AT_ONCE:] == pytest.approx([i / N_PER_SECOND for i in (1, 2, 3)])
     assert busy.delay("b", 100.0) == 0, "each client has its own pace"
-    assert busy.delay("a", 100.0, "poll") == 0, "and each kind of its requests"
+    assert busy.delay("a", 100.0, Kind.POLL) == 0, "and each kind of its requests"
     assert busy.delay("a", 103.0) == 0, "later all are paid for"
 
 
 @pytest.mark.parametrize(
-    ("n_seconds", "n_per_second"), [(1e-4, SHARE / 1e-4), (1e-3, SHARE / 1e-3), (4e-3, 30.0)]
+    ("n_seconds", "n_per_second"), [(1e-4, SHARE / 1e-4), (1e-3, SHARE / 1e-3), (1e-2, 10.0)]
 )
 def test_what_requests_take_sets_the_pace(
     busy: RequestPace, n_seconds: float, n_per_second: float
 ) -> None:
     for _ in range(20 * N_REQUESTS_MEAN):
         busy.used(n_seconds)
-    assert busy.n_per_second == pytest.approx(n_per_second)
+    assert busy.n_per_second(Kind.OTHER) == pytest.approx(n_per_second)
+    assert busy.n_per_second(Kind.POLL) == pytest.approx(max(n_per_second, 25.0))
     n_at_once = round(N_SECONDS_AT_ONCE * n_per_second)
     delays = [busy.delay("a", 100.0) for _ in range(n_at_once + 2)]
     assert delays[:n_at_once] == pytest.approx([0.0] * n_at_once, abs=1e-5)
@@ -59,7 +61,7 @@ def test_what_requests_take_sets_the_pace(
 def test_a_request_with_many_texts_says_little_about_others(busy: RequestPace) -> None:
     busy.used(60.0)
     least = SHARE / (N_SECONDS_FIRST + N_SECONDS_MOST / N_REQUESTS_MEAN)
-    assert least <= busy.n_per_second <= N_PER_SECOND
+    assert least <= busy.n_per_second(Kind.OTHER) <= N_PER_SECOND
 
 
 def test_idle_clients_are_forgotten(busy: RequestPace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,7 @@ def test_requests_of_texts_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that generates is counted by its address while it runs, and no longer."""
     seen: list[dict[str, int]] = []
 
-    def delay(found: RequestPace, client: str, now: float, kind: str) -> float:
+    def delay(found: RequestPace, client: str, now: float, kind: Kind) -> float:
         seen.append(dict(found._n_texts))
         return 0.0
 
