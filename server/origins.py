@@ -12,6 +12,7 @@ Tested by tests/server/test_origins.py and test_cors.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -62,6 +63,7 @@ def is_loopback(hosts: Sequence[str]) -> bool:
     return all(is_local(host) for host in hosts if not host.endswith(SOCKET_SUFFIX))
 
 
+@lru_cache(256)  # each request asks for a few names
 def is_local(name: str) -> bool:
     """True for localhost, the names below it (RFC 6761), and loopback addresses."""
     name = name.lower().removesuffix(".")
