@@ -51,7 +51,7 @@ _ANTHROPIC_TYPES: Final = {
 }
 
 
-def openai_error(error: BaseException, body: Body, _: str) -> Body:
+def openai_error(error: BaseException, body: Body, request_id: str) -> Body:
     """The body in OpenAI's shape: `param` is the path of a field, `code` is a word or null."""
     found = body["error"]
     status, message = found["code"], found["message"]
@@ -66,13 +66,14 @@ def openai_error(error: BaseException, body: Body, _: str) -> Body:
             "type": _OPENAI_TYPES.get(status, kind),
             "param": param,
             "code": _OPENAI_CODES.get(status) or getattr(error, "code", None),
-        }
+        },
+        "request_id": request_id,
     }
 
 
-def llama_error(error: BaseException, body: Body, _: str) -> Body:
-    """The body, unchanged."""
-    return body
+def llama_error(error: BaseException, body: Body, request_id: str) -> Body:
+    """The body with the request's id."""
+    return body | {"request_id": request_id}
 
 
 def anthropic_error(error: BaseException | None, body: Body, request_id: str) -> Body:

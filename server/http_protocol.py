@@ -87,8 +87,7 @@ class _Server(web.Server):
         """The reply to a connection without a place. Counts and logs it."""
         status, request_id = HTTPStatus.SERVICE_UNAVAILABLE, new_request_id()
         record_refused(self.state, status, NO_PLACE, request_id)
-        headers = {"Retry-After": str(N_RETRY_SECONDS), ID_HEADER: request_id}
-        return short_reply(status, NO_PLACE, headers)
+        return short_reply(status, NO_PLACE, request_id, {"Retry-After": str(N_RETRY_SECONDS)})
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol = cast(_Protocol, request.protocol)
@@ -141,7 +140,7 @@ class _Protocol(web.RequestHandler):
             status, request_id = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, new_request_id()
             text = f"the headers are too long: the limit is {N_HEAD_BYTES} bytes"
             record_refused(self.state, status, text, request_id)
-            self.transport.write(short_reply(status, text, {ID_HEADER: request_id}))
+            self.transport.write(short_reply(status, text, request_id))
             self.force_close()
 
     def handle_error(
@@ -159,7 +158,8 @@ class _Protocol(web.RequestHandler):
         headers: dict[str, Any] = {"Server": "lamella", ID_HEADER: request_id}
         if status == 415:
             headers["Accept-Encoding"] = ", ".join(ENCODINGS)
-        response = web.json_response(error_body(status, text), status=status, headers=headers)
+        body = error_body(status, text) | {"request_id": request_id}
+        response = web.json_response(body, status=status, headers=headers)
         response.force_close()
         return response
 
@@ -181,15 +181,18 @@ def _check_headers(request: web.BaseRequest) -> None:
         raise BadHttpMessage("Host must be ASCII")
 
 
-def short_reply(status: HTTPStatus, message: str, headers: Mapping[str, str]) -> bytes:
-    """The whole reply of a connection that is closed after it."""
-    body = json.dumps(error_body(status, message)).encode()
+def short_reply(
+    status: HTTPStatus, message: str, request_id: str, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """The whole reply of a connection that is closed after it, with these `headers` too."""
+    body = json.dumps(error_body(status, message) | {"request_id": request_id}).encode()
     fields = {
         "Server": "lamella",
+        ID_HEADER: request_id,
         "Connection": "close",
         "Content-Type": "application/json; charset=utf-8",
         "Content-Length": str(len(body)),
-        **headers,
+        **(headers or {}),
     }
     lines = (f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status} {status.phrase}\r\n{''.join(lines)}\r\n".encode() + body

@@ -99,7 +99,7 @@ class Replies(ABC):
     def failure(self, error: Json, request_id: str) -> Iterator[Json]:
         """The last chunks of a stream that fails. `error` is the body of an error response, and
         `request_id` the request's."""
-        yield error
+        yield error | {"request_id": request_id}
 
     def pieces(self) -> Iterator[bytes]:
         """The reply without a stream, in pieces, after all choices are finished."""
