@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..base.errors import RequestError
+from ..base.nesting import limited_nesting
 from ..model.chat.formats import ChatFormat, find_format
 from ..model.chat.generic import with_described_tools
 from ..model.chat.message import (
@@ -132,11 +133,13 @@ class PreparedChat:
         )
 
 
+@limited_nesting("a call, a tool or another value of the chat")
 def prepare_chat(chat: ChatTemplate, vocab: Vocab, request: ChatRequest) -> PreparedChat:
     """Render a request, and find the form of its answer.
 
     Raises:
-        RequestError: the template refuses the messages, or there is no message to continue.
+        RequestError: the template refuses the messages, there is no message to continue, or a value
+            is nested too deeply.
     """
     format, conversation = find_format(chat.source), _conversation(chat, request)
     generic = with_described_tools(conversation, format)
@@ -169,6 +172,7 @@ class AppliedTemplate(NamedTuple):
     generic_prompt: str | None
 
 
+@limited_nesting("a call, a tool or another value of the chat")
 def apply_template(chat: ChatTemplate, vocab: Vocab, request: ChatRequest) -> AppliedTemplate:
     """Render a request with the template alone, and as chats do if that is not the same.
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from ..base.errors import RequestError
+from ..base.nesting import limited_nesting
 from ..base.options import refused
 from ..model.guide.spec import LARK_MARK
 from .long_json import STRICT, parse_json
@@ -75,9 +76,8 @@ def _schema(name: str, value: Any) -> Options:
     """A JSON schema; as a JSON text in SGLang's and some of llama.cpp's clients."""
     if isinstance(value, str):
         try:
-            value = parse_json(value, STRICT)
-        except RecursionError:
-            raise RequestError(f"{name} is nested too deeply") from None
+            with limited_nesting(name):
+                value = parse_json(value, STRICT)
         except ValueError as e:
             raise RequestError(f"{name} is a string, but not JSON: {e}") from None
     if not isinstance(value, dict | bool):

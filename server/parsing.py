@@ -17,6 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from ..base.errors import RequestError
 from ..base.log import get_logger
+from ..base.nesting import limited_nesting
 from ..base.utf8 import check_utf8
 from ..runtime.params import ALIASES
 from .constraints import FIELDS
@@ -80,13 +81,14 @@ def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
         RequestError: not a JSON object, a field has an invalid type or value, or the body requests
             an unsupported feature.
     """
-    body = parse_object(raw)
-    _refuse_unsupported(model, body)
-    _log_unknown(model, body)
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        raise RequestError(_sentence(error)) from None
+    with limited_nesting("the body"):
+        body = parse_object(raw)
+        _refuse_unsupported(model, body)
+        _log_unknown(model, body)
+        try:
+            return model.model_validate(body)
+        except ValidationError as error:
+            raise RequestError(_sentence(error)) from None
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -99,8 +101,6 @@ def parse_object(raw: bytes) -> dict[str, Any]:
             raise ValueError(f"it has {len(body)} fields, at most {N_FIELDS_MAX} are allowed")
         if "\\u" in text:  # an escape can make half a surrogate pair, which is invalid
             _check_strings(body)
-    except RecursionError:
-        raise RequestError("the body is nested too deeply") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise RequestError(f"the body is not JSON: {where}: {error.msg}") from None

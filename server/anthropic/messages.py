@@ -156,6 +156,10 @@ def _assistant(blocks: Sequence[Given]) -> Message:
 
 
 def _call(block: Given) -> dict[str, Any]:
-    arguments = json.dumps(block.get("input").object(), ensure_ascii=False)
+    given = block.get("input")
+    try:
+        arguments = json.dumps(given.object(), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise given.refused("has a number that is not finite") from None
     function = {"name": block.get("name").text(), "arguments": arguments}
     return {"id": block.get("id").text(), "type": "function", "function": function}
