@@ -138,6 +138,16 @@ def test_files_for_deployment_can_be_read() -> None:
         assert parser(words).parse_args(words)
 
 
+def test_the_image_gets_every_package() -> None:
+    """.dockerignore excludes all but the folders and files that it names."""
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    folders = project["tool"]["setuptools"]["package-dir"].values()
+    needed = {folder.split("/")[0] for folder in folders}
+    needed |= {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    assert {line[1:] for line in lines if line.startswith("!")} == needed
+
+
 def test_commands_are_found() -> None:
     text = """$ lamella run MODEL "a b" -n 4 | head  # two words
 A=1 lamella serve \\
