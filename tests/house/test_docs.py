@@ -127,15 +127,19 @@ def shown_commands() -> Iterator[tuple[str, list[str]]]:
                     yield str(document.relative_to(ROOT)), words
 
 
-def test_files_for_deployment_can_be_read() -> None:
-    """The unit and the image start a server with valid flags."""
+def test_files_for_deployment_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit and the image start a server with valid flags and variables."""
     unit = (ROOT / "docs" / "deploy" / "lamella.service").read_text("utf-8")
     read_unit(unit)
     image = (ROOT / "docs" / "deploy" / "Dockerfile").read_text("utf-8")
+    variables = dict(re.findall(r"(LAMELLA_ARG_\w+)=(\S+)", image))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     found = [*commands(unit), *map(json.loads, re.findall(r"^CMD (.*)$", image, re.MULTILINE))]
     assert len(found) == 2
     for words in found:
-        assert parser(words).parse_args(words)
+        options = vars(parser(words).parse_args(words))
+        assert {name.removeprefix("LAMELLA_ARG_").lower() for name in variables} <= set(options)
 
 
 def test_the_image_gets_every_package() -> None:
