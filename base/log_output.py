@@ -3,7 +3,8 @@
     set_up_log(LogParams(), default_level=logging.INFO)
 
 A log message may be an object instead of a text: `str` gives its text, and its method `as_dict`
-gives the fields of its JSON line. Knows no room.
+gives the fields of its JSON line. A message is one line of limited length, as it may quote what a
+client sent; only tracebacks have more lines. Knows no room.
 Tested by tests/base/test_log_output.py.
 """
 
@@ -31,6 +32,7 @@ LEVELS: Final = (
 N_QUEUED_MAX: Final = 10_000  # lines that wait for a slow reader of the log; more are dropped
 PAUSE_SECONDS: Final = 0.02  # between two writes
 N_CLOSE_SECONDS: Final = 1.0  # to write the last lines; a reader may be paused
+N_CHARS_MAX: Final = 4096  # of a message; more are left out
 COLORS: Final = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 
 
@@ -149,7 +151,7 @@ class TextFormatter(logging.Formatter):
         """See `logging.Formatter.format`."""
         level = "error: " if record.levelno >= logging.ERROR else ""
         at = f"{_local_time(record)} " if self._has_time else ""
-        text = f"{at}{self._prefix}{level}{record.getMessage()}"
+        text = f"{at}{self._prefix}{level}{one_line(_shortened(record.getMessage()))}"
         color = self._colors.get(record.levelname)
         text = f"{color}{text}\x1b[0m" if color else text
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
@@ -168,10 +170,22 @@ class JsonFormatter(logging.Formatter):
         if hasattr(record.msg, "as_dict"):
             found |= record.msg.as_dict()
         else:
-            found["message"] = record.getMessage()
+            found["message"] = _shortened(record.getMessage())
         if record.exc_info:
             found["traceback"] = self.formatException(record.exc_info)
         return json.dumps(found)
+
+
+def one_line(text: str) -> str:
+    """`text` with escapes for characters that are not printable: a log line stays one line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _shortened(text: str) -> str:
+    n = len(text)
+    return text if n <= N_CHARS_MAX else f"{text[:N_CHARS_MAX]} ... ({n} characters)"
 
 
 def _local_time(record: logging.LogRecord) -> str:

@@ -24,13 +24,13 @@ from aiohttp.http_exceptions import (
     LineTooLong,
 )
 
+from ..base.log_output import one_line
 from .accepting import Acceptor
 from .connections import Connection, Connections
 from .http_errors import ENCODINGS, HTTP_LOG, N_RETRY_SECONDS, error_body
 from .open_files import fit_to_files
 from .request_ids import ID_HEADER, new_request_id
 from .request_log import CLOSED, record_refused
-from .request_record import one_line
 from .state import STATE, ServerState
 
 N_MESSAGE_CHARS: Final = 200

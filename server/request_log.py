@@ -25,11 +25,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from ..base.log import get_logger
+from ..base.log_output import one_line
 from .clients import KEY
 from .http_errors import ERROR_MESSAGE, ERROR_TYPE, error_body
 from .request_counts import Ended
 from .request_ids import REQUEST_ID
-from .request_record import RequestRecord, one_line
+from .request_record import RequestRecord
 from .state import STATE, ServerState
 from .writing import UnreadError, write_whole
 

@@ -1,6 +1,5 @@
 """What is known about a request when it ends: its record, which the log writes as a line.
 
-`one_line` keeps what a client wrote on one line.
 Knows no route, and not who reads a record.
 Tested by tests/server/test_request_log.py.
 """
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..base.log_output import one_line
 from .bridge import Choice
 
 
@@ -138,10 +138,3 @@ class RequestRecord:
 
 def _duration(seconds: float) -> str:
     return f"{1e3 * seconds:>4.0f} ms" if seconds < 10 else f"{seconds:>5.1f} s"
-
-
-def one_line(text: str) -> str:
-    """`text` with escapes for characters that are not printable: a log line stays one line."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -47,7 +47,8 @@ class MessagesBody(ConversationBody):
             return value
         found = translate(value)
         if found.skipped:
-            log.info("skipping tools that Anthropic's servers run: %s", ", ".join(found.skipped))
+            names = ", ".join(found.skipped)
+            log.info("skipping tools that Anthropic's servers run: %.200s", names)
         chat = {"chat": found.chat, "shows_thinking": found.shows_thinking, "n": 1, "n_cmpl": 1}
         paths = {"paths_of_tools": found.tool_paths, "path_of_format": found.schema_path}
         return {**value, **found.options, **chat, **paths}

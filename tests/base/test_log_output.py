@@ -19,7 +19,7 @@ import pytest
 
 from lamella.base import log_output
 from lamella.base.errors import RequestError
-from lamella.base.log_output import LogParams, log_in_background, set_up_log
+from lamella.base.log_output import N_CHARS_MAX, LogParams, log_in_background, set_up_log
 
 log = logging.getLogger("lamella.server")
 
@@ -90,6 +90,20 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0]["answer"] == 42
     assert lines[2]["message"] == "bad: 7"
     assert all(line["time"][:2] == "20" for line in lines)
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_message_is_one_short_line(capsys: pytest.CaptureFixture[str], format: str) -> None:
+    """It may quote a client, who must neither forge lines nor fill the log."""
+    set_up_log(LogParams(log_format=format), logging.INFO)
+    log.info("skipping %s", "evil\r\nlamella: forged \x1b[31m\u2028")
+    log.warning("skipping %s", "x" * 10**6)
+    forged, long = capsys.readouterr().err.splitlines()
+    if format == "text":
+        assert forged == r"lamella: skipping evil\r\nlamella: forged \x1b[31m\u2028"
+    assert "\x1b" not in forged
+    assert N_CHARS_MAX < len(long) < N_CHARS_MAX + 200
+    assert "(1000009 characters)" in long
 
 
 def test_a_traceback_is_part_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
