@@ -1,7 +1,7 @@
 """Bodies of requests: read within limits, and handled in threads that leave cores to others.
 
-A body that is too long is refused before it is read. Long bodies are read in turns of clients, so
-memory holds few. Work on a body runs in a thread: bodies of similar size take turns, by client, and
+A body that is too long is refused before it is read, and long ones have a limit together
+(body_memory.py). Work on a body runs in a thread: bodies of similar size take turns, by client, and
 beside running texts long bodies get a part of one core only. Knows no route and no field.
 Tested by tests/server/test_bodies.py.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from ..base.units import size_text
+from .body_memory import HeldBody
 from .clients import client_of
 from .http_errors import ENCODINGS
 from .request_log import record_body
@@ -29,7 +30,7 @@ Result = TypeVar("Result")
 MIB: Final = 1024 * 1024
 N_BYTES_LEAST: Final = MIB  # always allowed: a short context may get many texts, or a large schema
 N_BYTES_MOST: Final = 16 * MIB  # unless --max-body says more
-N_BYTES_LONG: Final = 64 * 1024  # longer bodies are read in turns
+N_BYTES_LONG: Final = 64 * 1024  # shorter bodies do not count in `BodyMemory`
 N_BYTES_LANES: Final = (16 * 1024, 256 * 1024)  # a body waits only for others of its size
 # of a body whose request is refused: the time to read what is left, and the pause after each part,
 # which has up to 256 KiB; also beside texts of others
@@ -44,17 +45,19 @@ async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) ->
     Raises:
         HTTPRequestEntityTooLarge: the body is too long. HTTPRequestTimeout: it is late.
         HTTPUnsupportedMediaType: it has an unknown encoding, or is a form.
+        OverloadedError: it has no room beside those of others. ClientLimitError: of this client.
     """
     state, client = request.app[STATE], client_of(request)
-    raw = await _read(request, state, client)
-    record_body(request, raw)
-    i = sum(len(raw) >= n_bytes for n_bytes in N_BYTES_LANES)
-    return await in_turn(
-        state.lanes[i],
-        client,
-        partial(work, raw),
-        rests=lambda: i > 0 and generates(state.model),
-    )
+    with state.bodies.body(client) as held:
+        raw = await _read(request, state, held)
+        record_body(request, raw)
+        i = sum(len(raw) >= n_bytes for n_bytes in N_BYTES_LANES)
+        return await in_turn(
+            state.lanes[i],
+            client,
+            partial(work, raw),
+            rests=lambda: i > 0 and generates(state.model),
+        )
 
 
 @web.middleware
@@ -82,7 +85,7 @@ def n_bytes_max(state: ServerState) -> int:
     return min(max(n_context, N_BYTES_LEAST), N_BYTES_MOST)
 
 
-async def _read(request: web.Request, state: ServerState, client: str) -> bytes:
+async def _read(request: web.Request, state: ServerState, held: HeldBody) -> bytes:
     """The body. Raises as `work_on_body`."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", *ENCODINGS):
@@ -99,23 +102,23 @@ async def _read(request: web.Request, state: ServerState, client: str) -> bytes:
     n_announced = request.content_length  # of the encoded body; None if it comes in chunks
     if n_announced is not None and n_announced > n_max:
         raise _too_long(n_announced, n_max)
-    is_short = encoding == "identity" and n_announced is not None and n_announced <= N_BYTES_LONG
     n_seconds = state.config.timeout
-    async with nullcontext() if is_short else state.readers.of(client):
-        try:
-            async with asyncio.timeout(n_seconds):
-                return await _read_parts(request, n_max)
-        except TimeoutError:
-            text = f"the body did not arrive within {n_seconds} s"
-            raise web.HTTPRequestTimeout(text=text) from None
+    try:
+        async with asyncio.timeout(n_seconds):
+            return await _read_parts(request, n_max, partial(state.bodies.grow, held))
+    except TimeoutError:
+        text = f"the body did not arrive within {n_seconds} s"
+        raise web.HTTPRequestTimeout(text=text) from None
 
 
-async def _read_parts(request: web.Request, n_max: int) -> bytes:
+async def _read_parts(request: web.Request, n_max: int, grow: Callable[[int], None]) -> bytes:
     body = bytearray()
     while part := await request.content.readany():
         body += part
         if len(body) > n_max:
             raise _too_long(len(body), n_max)
+        if len(body) > N_BYTES_LONG:
+            grow(len(body))
     return bytes(body)
 
 

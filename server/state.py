@@ -15,6 +15,7 @@ from aiohttp import web
 
 from ..base.background import begin
 from ..runtime.instance import EmbeddingInstance, Instance
+from .body_memory import BodyMemory
 from .bridge import Bridge, Deliveries
 from .budget import RequestsBudget
 from .clients import network_of
@@ -33,8 +34,9 @@ from .turns import Turns
 ServedModel = Instance | EmbeddingInstance
 
 N_LANES: Final = 3  # of bodies, by their size
-N_READERS: Final = 16  # long bodies that are read at the same time
-N_READERS_EACH: Final = 2  # those of one client
+MIB: Final = 1024**2
+N_MIB_BODIES: Final = 256  # of long bodies together, or a few of the longest that --max-body allows
+N_LONGEST: Final = 4
 
 
 class ServerState:
@@ -57,7 +59,7 @@ class ServerState:
         self.responses = ResponseStore()
         # of work on bodies: two at once, so that one that takes long stops no other client
         self.lanes = [Turns(2) for _ in range(N_LANES)]
-        self.readers = Turns(N_READERS, N_READERS_EACH)
+        self.bodies = BodyMemory(MIB * max(N_MIB_BODIES, N_LONGEST * config.max_body))
         self.writers = Turns(2)  # of making the JSON of whole replies, piece by piece
         self.pace = RequestPace()
         self.discards = Turns()  # of bodies of refused requests
