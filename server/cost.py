@@ -1,10 +1,10 @@
 """The memory that a request may take at most, known before it runs.
 
-Counted are tokens and texts of prompts and choices, probabilities, biases, stop strings, DRY's
-breakers, and the windows of penalties and DRY; of embeddings and ranking, tokens and vectors. Keys
-and values, and logits and memory for draws of running texts, are the engine's. Grammars have bounds
-of their own (model/guide/limits.py): of their sources, of those of the cache together, and of what
-one keeps for a running text.
+Counted are the body, tokens and texts of prompts and choices, probabilities, biases, stop strings,
+DRY's breakers, and the windows of penalties and DRY; of embeddings and ranking, tokens and vectors.
+Keys and values, and logits and memory for draws of running texts, are the engine's. Grammars have
+bounds of their own (model/guide/limits.py): of their sources, of those of the cache together, and
+of what one keeps for a running text.
 Tested by tests/server/test_request_cost.py.
 """
 
@@ -36,6 +36,8 @@ N_CHOICE_BYTES: Final = 8192
 N_TEXT_BYTES: Final = 512  # a text for a vector, without its tokens
 N_TEXT_TOKEN_BYTES: Final = 48  # in a list and in an array
 N_FLOAT_BYTES: Final = 4
+N_BODY_CHAR_BYTES: Final = 4
+N_VALUE_BYTES: Final = 96  # an object with a field, in a list
 
 
 def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
@@ -53,6 +55,13 @@ def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
         choice = fixed + N_COPY_BYTES * len(prompt) + position * n
         total += N_TOKEN_BYTES * len(prompt) + task.body.n_choices * choice
     return total
+
+
+def body_cost(raw: bytes) -> int:
+    """The most bytes that the values of a JSON body take: its texts, and its other values, of which
+    there are not more than marks between them."""
+    n_values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    return N_BODY_CHAR_BYTES * len(raw) + N_VALUE_BYTES * n_values
 
 
 def embedding_cost(lengths: Sequence[int], n_out: int, *, is_pooled: bool) -> int:

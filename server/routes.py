@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from ..model.vocab import Vocab
 from ..runtime.chat import apply_template as render_template
 from ..runtime.instance import EmbeddingInstance, Instance
 from .bodies import work_on_body
+from .clients import client_of
 from .draining import STOPPING
 from .http_errors import unavailable
 from .json_pieces import json_texts
@@ -29,10 +31,12 @@ from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
 from .schema import DetokenizeBody, GenerationBody, TokenizeBody
 from .schema_chat import ChatBody
 from .state import STATE, ServedModel
+from .writing import write_whole
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 _RANKS: Final = "ranks texts"
 _EMBEDS: Final = "computes embeddings"
+N_REPLY_COPIES: Final = 2  # of a reply that is not read: one is the connection's
 N_TOKENS_PER_CALL: Final = 4096  # of the JSON encoder, which holds the interpreter lock
 
 
@@ -262,19 +266,29 @@ def _apply_template(model: Instance, raw: bytes) -> web.Response:
     return json_response(found)
 
 
+async def _reply(request: web.Request, work: Callable[[bytes], web.Response]) -> web.Response:
+    """The reply that `work(body)` makes in a thread. It counts as memory of its client until the
+    client has read it. Raises as `Reservation.take`."""
+    with request.app[STATE].memory.reservation(client_of(request)) as memory:
+        response = await work_on_body(request, work)
+        memory.take(N_REPLY_COPIES * (response.content_length or 0))
+        await write_whole(request, response)
+        return response
+
+
 async def tokenize(request: web.Request) -> web.Response:
     vocab = loaded_model(request).vocab
-    return await work_on_body(request, partial(_tokenize, vocab))
+    return await _reply(request, partial(_tokenize, vocab))
 
 
 async def detokenize(request: web.Request) -> web.Response:
     vocab = loaded_model(request).vocab
-    return await work_on_body(request, partial(_detokenize, vocab))
+    return await _reply(request, partial(_detokenize, vocab))
 
 
 async def apply_template(request: web.Request) -> web.Response:
     model = text_model(request)
-    return await work_on_body(request, partial(_apply_template, model))
+    return await _reply(request, partial(_apply_template, model))
 
 
 ROUTES: Final = (

@@ -28,7 +28,7 @@ from . import replies_embed as replies
 from .bodies import work_on_body
 from .budget import Reservation
 from .clients import client_of
-from .cost import embedding_cost
+from .cost import body_cost, embedding_cost
 from .embed_inputs import input_tokens, pair_tokens
 from .json_pieces import pieces
 from .parsing import parse_body
@@ -61,12 +61,13 @@ class Submission:
         if self._embedder.closed:
             raise ClosedError("the server is stopping")
 
-    def submit(self, texts: Sequence[Sequence[int]]) -> None:
-        """Raises as `Reservation.take` and `Embedder.submit`."""
+    def submit(self, texts: Sequence[Sequence[int]], raw: bytes) -> None:
+        """Submit the texts of a body. Raises as `Reservation.take` and `Embedder.submit`."""
         embedder = self._embedder
         is_pooled = embedder.pooling is not Pooling.NONE
         lengths = [len(text) for text in texts]
-        self._memory.take(embedding_cost(lengths, embedder.n_out, is_pooled=is_pooled))
+        vectors = embedding_cost(lengths, embedder.n_out, is_pooled=is_pooled)
+        self._memory.take(body_cost(raw) + vectors)
         future = embedder.submit(texts, self._memory.client)
         with self._lock:
             self._future = future
@@ -115,27 +116,27 @@ Preparation = Callable[[Submission, EmbeddingInstance, bytes], Prepared]
 def prepare_openai(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
     body = parse_body(EmbeddingBody, raw)
     if not body.input:  # as in llama-server, `content` gets its own reply
-        return _prepare(submission, model, body, partial(_native_reply, model, body))
+        return _prepare(submission, model, body, raw, partial(_native_reply, model, body))
     _check_pooled(model)
-    return _prepare(submission, model, body, partial(_openai_reply, model, body))
+    return _prepare(submission, model, body, raw, partial(_openai_reply, model, body))
 
 
 def prepare_native(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
     body = parse_body(EmbeddingBody, raw)
-    return _prepare(submission, model, body, partial(_native_reply, model, body))
+    return _prepare(submission, model, body, raw, partial(_native_reply, model, body))
 
 
 def prepare_tei(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
     body = parse_body(TeiEmbedBody, raw)
     _check_pooled(model)
-    return _prepare(submission, model, body, partial(_tei_reply, model, body))
+    return _prepare(submission, model, body, raw, partial(_tei_reply, model, body))
 
 
 def prepare_rerank(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
     body = parse_body(RerankBody, raw)
     check_model(model, body.model)
     texts = pair_tokens(model, body, submission.check)
-    submission.submit(texts)
+    submission.submit(texts, raw)
     return Prepared(body.named, sum(map(len, texts)), partial(_rerank_reply, model, body))
 
 
@@ -143,12 +144,13 @@ def _prepare(
     submission: Submission,
     model: EmbeddingInstance,
     body: InputsBody,
+    raw: bytes,
     reply: Callable[[Vectors, int], Iterator[bytes]],
 ) -> Prepared:
     check_model(model, body.model)
     _check_dimensions(model, body.dimensions)
     texts = input_tokens(model, body, submission.check)
-    submission.submit(texts)
+    submission.submit(texts, raw)
     return Prepared(body.named, sum(map(len, texts)), reply)
 
 

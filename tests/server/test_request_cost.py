@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from typing import Any
 
@@ -16,7 +17,7 @@ from lamella.model.sampling.breakers import find_breakers
 from lamella.runtime.params import RequestParams
 from lamella.server.budget import MIB, RequestsBudget
 from lamella.server.config import ServerConfig
-from lamella.server.cost import request_cost
+from lamella.server.cost import body_cost, request_cost
 from lamella.server.responses.body import ResponsesBody
 from lamella.server.schema import GenerationBody
 from lamella.server.tasks import GenerationTask
@@ -48,6 +49,30 @@ def test_a_cost_grows_with_all_that_a_reply_keeps() -> None:
     assert cost_of(n_probs=512) > 8 * 512 * (N_CTX - 2)
     assert cost_of(n_probs=512, stream=True) == cost_of()
     assert cost_of(n=3) > 2 * cost_of()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a": [' + b"[],[1]," * 20_000 + b"1]}",
+        b'{"a": [' + b'{"b":{}},' * 20_000 + b"1]}",
+        b'{"a": [' + b"1.5," * 20_000 + b"1]}",
+        b'{"a": [' + b'"",' * 20_000 + b'""]}',
+        b'{"a": [' + b'"ab","cd",' * 20_000 + b'""]}',
+        ('{"a": "\U0001f600' + "a" * 200_000 + '"}').encode(),
+        ('{"a": "' + "\u00e9" * 200_000 + '"}').encode(),
+    ],
+    ids=["lists", "objects", "numbers", "empty", "texts", "wide", "narrow"],
+)
+def test_a_body_costs_what_its_values_take(raw: bytes) -> None:
+    tracemalloc.start()
+    try:
+        value = json.loads(raw)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert value
+    assert taken <= body_cost(raw) <= 16 * taken
 
 
 def test_stop_strings_count() -> None:

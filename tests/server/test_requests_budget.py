@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -149,3 +151,31 @@ def test_vectors_are_reserved(made: list[Recorded]) -> None:
             assert int(reply.headers["retry-after"]) > 0
         server.ok("/v1/embeddings", input=["a"])
         budget.wait_until(lambda: budget.n_held == 0)
+
+
+def test_texts_of_embeddings_count_though_they_are_cut(made: list[Recorded]) -> None:
+    config = ServerConfig(port=0, request_ram=1, requests_ram=2)
+    with running(make_embedder, config) as server:
+        reply = server.post("/v1/embeddings", {"input": "a" * 300_000, "truncate": True})
+    assert reply.status == 400
+    assert "the request may take 1." in reply.error["message"]
+
+
+def test_a_reply_of_tokens_counts_until_it_is_read(made: list[Recorded]) -> None:
+    body = {"content": "ab" * 250_000, "with_pieces": True}
+    raw = json.dumps(body).encode()
+    head = f"POST /tokenize HTTP/1.0\r\nContent-Length: {len(raw)}\r\n\r\n"
+    with running() as server:
+        (budget,) = made
+        n_reply = len(server.post("/tokenize", body).raw)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(head.encode() + raw)
+            budget.wait_until(lambda: budget.n_held >= 2 * n_reply)
+        budget.wait_until(lambda: budget.n_held == 0)
+    config = ServerConfig(port=0, request_ram=1, requests_ram=2)
+    with running(config=config) as server:
+        assert server.post("/tokenize", body).status == 400
+        server.ok("/tokenize", content="a")
+        server.ok("/detokenize", tokens=[5])
