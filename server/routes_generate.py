@@ -26,7 +26,7 @@ from .bodies import work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
 from .budget import Reservation
 from .clients import client_of, network_of, owner_of, salt_of
-from .cost import request_cost
+from .cost import body_cost, request_cost
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
@@ -89,6 +89,7 @@ def _begin(
 
     One call, as each call of a thread costs the event loop a tenth of a request.
     """
+    memory.take(body_cost(raw))
     task = _parse(api, model, raw)
     if task.grammar is not None:
         return task, None

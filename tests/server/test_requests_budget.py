@@ -122,7 +122,17 @@ def test_requests_of_all_ends_free_their_memory(made: list[Recorded]) -> None:
             reply = server.post(path, {"n_predict": 4} | body if path == "/completion" else body)
             assert reply.status == status, reply.raw
             budget.wait_until(lambda: budget.n_held == 0)
-            assert budget.n_taken == n_taken
+            assert budget.n_taken == 2 * n_taken, "for its body, and for its texts"
+
+
+def test_all_of_a_body_counts(made: list[Recorded]) -> None:
+    """A waiting chat keeps the options of its template."""
+    config = ServerConfig(port=0, request_ram=1, requests_ram=2)
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    with running(config=config) as server:
+        assert server.post("/v1/chat/completions", body).status == 200
+        more = {"chat_template_kwargs": {"list": [[]] * 10_000}}
+        assert server.post("/v1/chat/completions", body | more).status == 400
 
 
 def test_a_client_that_disconnects_frees_its_memory(made: list[Recorded]) -> None:
