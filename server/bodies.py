@@ -2,7 +2,8 @@
 
 A body that is too long is refused before it is read, and long ones have a limit together
 (body_memory.py). Work on a body runs in a thread: bodies of similar size take turns, by client, and
-beside running texts long bodies get a part of one core only. Knows no route and no field.
+beside running texts long bodies get a part of one core only. Work that reads stored texts counts
+them as its body. Knows no route and no field.
 Tested by tests/server/test_bodies.py.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -39,8 +41,26 @@ PAUSE_SECONDS: Final = 0.002
 PAUSE_SECONDS_OTHERS: Final = 0.05
 
 
-async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) -> Result:
-    """Return `work(body)`, called in a thread.
+@dataclass(frozen=True, slots=True)
+class LongerWork(Generic[Result]):
+    """The rest of work on a body, which reads as much as a body of `n_bytes`."""
+
+    n_bytes: int
+    rest: Callable[[], Result]
+
+
+def work_of_size(
+    n_body: int, n_stored: int, work: Callable[[], Result]
+) -> Result | LongerWork[Result]:
+    """Return `work()`, or the work itself if it has to wait for longer bodies than its own."""
+    n_bytes = n_body + n_stored
+    return work() if _lane(n_bytes) == _lane(n_body) else LongerWork(n_bytes, work)
+
+
+async def work_on_body(
+    request: web.Request, work: Callable[[bytes], Result | LongerWork[Result]]
+) -> Result:
+    """Return `work(body)`, called in a thread. The rest of `LongerWork` waits for its own size.
 
     Raises:
         HTTPRequestEntityTooLarge: the body is too long. HTTPRequestTimeout: it is late.
@@ -51,13 +71,23 @@ async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) ->
     with state.bodies.body(client) as held:
         raw = await _read(request, state, held)
         record_body(request, raw)
-        i = sum(len(raw) >= n_bytes for n_bytes in N_BYTES_LANES)
-        return await in_turn(
-            state.lanes[i],
-            client,
-            partial(work, raw),
-            rests=lambda: i > 0 and generates(state.model),
-        )
+        done = await _in_lane(state, client, len(raw), partial(work, raw))
+        if isinstance(done, LongerWork):
+            return await _in_lane(state, client, done.n_bytes, done.rest)
+        return done
+
+
+async def _in_lane(
+    state: ServerState, client: str, n_bytes: int, work: Callable[[], Result]
+) -> Result:
+    i = _lane(n_bytes)
+    return await in_turn(
+        state.lanes[i], client, work, rests=lambda: i > 0 and generates(state.model)
+    )
+
+
+def _lane(n_bytes: int) -> int:
+    return sum(n_bytes >= n_begin for n_begin in N_BYTES_LANES)
 
 
 @web.middleware

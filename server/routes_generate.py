@@ -22,7 +22,7 @@ from ..model.guide.limits import check_source
 from ..runtime.instance import Instance
 from .anthropic.body import MessagesBody
 from .anthropic.replies import MessageReplies
-from .bodies import work_on_body
+from .bodies import LongerWork, work_of_size, work_on_body
 from .bridge import Bridge, Deliveries, apply_events, are_finished
 from .budget import Reservation
 from .clients import client_of, network_of, owner_of, salt_of
@@ -51,6 +51,11 @@ STREAM_HEADERS: Final = {
 }
 
 AnyBody = TypeVar("AnyBody", bound=GenerationBody)
+Result = TypeVar("Result")
+
+
+def _nothing(_: object) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,13 @@ class Api(Generic[AnyBody]):
         body: the fields of a request.
         task: makes the work of a body; runs in a thread.
         replies: the shape of the replies.
+        n_stored: the bytes of stored texts that the work of a body reads.
     """
 
     body: type[AnyBody]
     task: Callable[[Instance, AnyBody], GenerationTask]
     replies: type[Replies]
+    n_stored: Callable[[AnyBody], int] = _nothing
 
 
 NATIVE: Final = Api(CompletionBody, text_task, NativeReplies)
@@ -74,8 +81,24 @@ CHAT: Final = Api(ChatBody, chat_task, ChatReplies)
 MESSAGES: Final = Api(MessagesBody, chat_task, MessageReplies)
 
 
-def _parse(api: Api[AnyBody], model: Instance, raw: bytes) -> GenerationTask:
-    task = api.task(model, parse_body(api.body, raw))
+def _sized(
+    api: Api[AnyBody], work: Callable[[AnyBody], Result], raw: bytes
+) -> Result | LongerWork[Result]:
+    """Parse a body and return `work(body)`. The rest waits if the body makes it long."""
+    body = parse_body(api.body, raw)
+    return work_of_size(len(raw), api.n_stored(body), partial(work, body))
+
+
+def _counted(
+    api: Api[AnyBody], work: Callable[[AnyBody], Result], memory: Reservation, raw: bytes
+) -> Result | LongerWork[Result]:
+    """The same, after the memory of the body is reserved. Raises as `Reservation.take`."""
+    memory.take(body_cost(raw))
+    return _sized(api, work, raw)
+
+
+def _task(api: Api[AnyBody], model: Instance, body: AnyBody) -> GenerationTask:
+    task = api.task(model, body)
     if task.grammar is not None:
         with _own_paths(task):
             check_source(task.grammar)  # a text that is too large waits for no other
@@ -83,14 +106,13 @@ def _parse(api: Api[AnyBody], model: Instance, raw: bytes) -> GenerationTask:
 
 
 def _begin(
-    api: Api[AnyBody], bridge: Bridge, model: Instance, memory: Reservation, raw: bytes
+    api: Api[AnyBody], bridge: Bridge, model: Instance, memory: Reservation, body: AnyBody
 ) -> tuple[GenerationTask, Replies | None]:
-    """Parse a body, and submit its choices if there is no grammar to compile before.
+    """Make the task of a body, and submit its choices if there is no grammar to compile before.
 
     One call, as each call of a thread costs the event loop a tenth of a request.
     """
-    memory.take(body_cost(raw))
-    task = _parse(api, model, raw)
+    task = _task(api, model, body)
     if task.grammar is not None:
         return task, None
     return task, _submit(api, bridge, model, memory, task)
@@ -121,7 +143,8 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
     bridge = Bridge(model.engine, _deliveries(request, model), owner_of(request), salt_of(request))
     memory, pace = request.app[STATE].memory, request.app[STATE].pace
     with memory.reservation(client_of(request)) as reserved, closing(bridge):
-        task, replies = await work_on_body(request, partial(_begin, api, bridge, model, reserved))
+        begin = partial(_begin, api, bridge, model, reserved)
+        task, replies = await work_on_body(request, partial(_counted, api, begin, reserved))
         if replies is None:
             assert task.grammar is not None, "nothing to wait for"
             with _own_paths(task):
@@ -220,7 +243,8 @@ async def _fail(
 async def count(api: Api[AnyBody], more: Json, request: web.Request) -> web.Response:
     """The number of tokens of a request's prompt, which is not evaluated. `more` are other fields
     of the reply."""
-    task = await work_on_body(request, partial(_parse, api, text_model(request)))
+    make = partial(_task, api, text_model(request))
+    task = await work_on_body(request, partial(_sized, api, make))
     return json_response({"input_tokens": sum(map(len, task.prompts)), **more})
 
 

@@ -56,7 +56,7 @@ class ServerState:
         self.grammars: GrammarQueue | None = None  # once a request has a grammar
         self.deliveries: Deliveries | None = None  # once a request generates a text
         self.controlled: dict[str, Bridge] = {}  # chats with `reasoning_control`, by reply id
-        self.responses = ResponseStore()
+        self.responses = ResponseStore(is_private=bool(config.keys))
         # of work on bodies: two at once, so that one that takes long stops no other client
         self.lanes = [Turns(2) for _ in range(N_LANES)]
         self.bodies = BodyMemory(MIB * max(N_MIB_BODIES, N_LONGEST * config.max_body))

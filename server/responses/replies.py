@@ -17,7 +17,7 @@ from ...runtime.engine.job import Result
 from ...runtime.instance import Instance
 from ...runtime.text import Piece
 from ..bridge import Choice, Event
-from ..json_pieces import JsonPart, json_texts
+from ..json_pieces import JsonPart, json_list, json_texts
 from ..replies import Json, Replies
 from ..sse import GAP, Template, json_text
 from ..tasks import GenerationTask
@@ -37,11 +37,13 @@ class ResponsesTask(GenerationTask):
         tools: the tools by the names that the model knows.
         turns: lists of the conversation's items, as JSON texts.
         store: where the response goes; None: nowhere.
+        client: the one that it belongs to there.
     """
 
     tools: Tools
     turns: tuple[str, ...] = ()
     store: ResponseStore | None = None
+    client: str = ""
 
 
 class ResponsesReplies(Replies):
@@ -145,10 +147,19 @@ class ResponsesReplies(Replies):
         response = self._response("incomplete" if is_cut else "completed", **ended)
         response |= {"usage": _usage(result), **self.constraint(result)}
         if self._task.store is not None:
-            text = b"".join(json_texts(response)).decode()
-            stored = StoredResponse(self.id, text, self._task.turns)
-            self._task.store.add(stored, [item["id"] for item in self._output.items])
+            self._task.store.add(self._stored(response))
         return response
+
+    def _stored(self, response: Json) -> StoredResponse:
+        output = {item["id"]: b"".join(json_texts(item)) for item in self._output.items}
+        whole = response | {"output": json_list([text] for text in output.values())}
+        return StoredResponse(
+            id=self.id,
+            client=self._task.client,
+            response=b"".join(json_texts(whole)).decode(),
+            turns=self._task.turns,
+            output={id: text.decode() for id, text in output.items()},
+        )
 
     def _response(self, status: str, **more: Any) -> Json:
         return self._same | {"status": status, "output": list(self._output.items), **more}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
 
-from lamella.base.errors import RequestError
+from lamella.base.errors import ContextSizeError, RequestError
 from lamella.model.chat.message import ToolMode
 from lamella.runtime.chat import ChatRequest
 from lamella.runtime.messages import Message
 from lamella.server.parsing import parse_body
 from lamella.server.responses.body import ResponsesBody, dumped, translate
-from lamella.server.responses.truncation import shortened, without_oldest
+from lamella.server.responses.truncation import N_TRIES_MAX, prepared_shortened, without_oldest
 
 LOOK = {"type": "function", "name": "look"}
 
@@ -100,5 +101,55 @@ def test_the_oldest_messages_leave(n: int, left: int) -> None:
 
 @pytest.mark.parametrize(("n_max", "n_left"), [(9, 6), (6, 6), (5, 5), (4, 2), (2, 2), (0, 2)])
 def test_a_conversation_loses_no_more_than_it_has_to(n_max: int, n_left: int) -> None:
-    found = shortened(ChatRequest(messages=TALK), lambda short: len(short.messages) <= n_max)
+    chat = ChatRequest(messages=TALK)
+    found = prepared_shortened(chat, n_max, lambda short: (short, len(short.messages)))
     assert len(found.messages) == n_left
+
+
+def test_a_conversation_that_fits_is_tried_once_and_keeps_its_order() -> None:
+    tried: list[ChatRequest] = []
+
+    def prepare(short: ChatRequest) -> tuple[ChatRequest, int]:
+        tried.append(short)
+        return short, 6
+
+    chat = ChatRequest(messages=[*TALK[1:], SYSTEM, TALK[0]])
+    assert prepared_shortened(chat, 1000, prepare) is chat
+    assert tried == [chat]
+
+
+@pytest.mark.parametrize("n_chars_per_token", [0.5, 4, 40])
+@pytest.mark.parametrize("seed", range(4))
+def test_few_conversations_are_tried_and_none_that_is_far_too_long(
+    n_chars_per_token: float, seed: int
+) -> None:
+    """Also if lengths differ much, and say little about the number of tokens."""
+    random = Random(seed)
+    lengths = [int(10 ** random.uniform(0, 3)) for _ in range(5000)]
+    messages: list[Message] = [
+        {"role": ("user", "assistant")[i % 2], "content": "a" * n} for i, n in enumerate(lengths)
+    ]
+    tried: list[int] = []
+
+    def n_tokens(short: ChatRequest) -> int:
+        return sum(7 + int(len(str(m["content"])) / n_chars_per_token) for m in short.messages)
+
+    def prepare(short: ChatRequest) -> tuple[ChatRequest, int]:
+        tried.append(n_tokens(short))
+        return short, tried[-1]
+
+    found = prepared_shortened(ChatRequest(messages=messages), 4096, prepare)
+    n_left = len(found.messages)
+    assert n_tokens(found) <= 4096
+    assert n_tokens(ChatRequest(messages=messages[-n_left - 1 :])) > 4096
+    assert len(tried) <= N_TRIES_MAX
+    assert sum(tried) <= 20 * 4096
+    assert found.messages == messages[-n_left:]
+
+
+def test_a_last_message_that_does_not_fit_is_prepared_alone() -> None:
+    def prepare(short: ChatRequest) -> tuple[ChatRequest, int]:
+        raise ContextSizeError(len(short.messages), 1)
+
+    with pytest.raises(ContextSizeError, match="has 2 tokens"):
+        prepared_shortened(ChatRequest(messages=TALK), 1, prepare)
