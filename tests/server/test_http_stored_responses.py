@@ -12,7 +12,9 @@ from http_world import THREAD, RunningServer, running
 from lamella.server import bodies
 from lamella.server.bodies import N_BYTES_LANES, N_BYTES_LEAST
 from lamella.server.config import ServerConfig
+from lamella.server.prompts import prepared_chat as prepare
 from lamella.server.responses import routes
+from lamella.server.threads import in_turn as in_turn_of
 from lamella.server.turns import Turns
 
 TINY: dict[str, Any] = {"input": "a", "max_output_tokens": 1, "truncation": "auto"}
@@ -57,7 +59,6 @@ def test_a_long_conversation_is_shortened_in_few_steps(
         n_messages.append(len(chat.messages))
         return prepare(model, chat, params)
 
-    prepare = routes.prepared_chat
     monkeypatch.setattr(routes, "prepared_chat", prepared_chat)
     id = stored(server, 600_000)
     n_messages.clear()
@@ -75,9 +76,8 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
 
     async def in_turn(turns: Turns, client: str, work: Callable[[], Any], **more: Any) -> Any:
         found.append(turns)
-        return await original(turns, client, work, **more)
+        return await in_turn_of(turns, client, work, **more)
 
-    original = bodies.in_turn
     monkeypatch.setattr(bodies, "in_turn", in_turn)
     return found
 

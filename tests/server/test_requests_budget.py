@@ -128,11 +128,11 @@ def test_requests_of_all_ends_free_their_memory(made: list[Recorded]) -> None:
 def test_all_of_a_body_counts(made: list[Recorded]) -> None:
     """A waiting chat keeps the options of its template."""
     config = ServerConfig(port=0, request_ram=1, requests_ram=2)
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     with running(config=config) as server:
         assert server.post("/v1/chat/completions", body).status == 200
-        more = {"chat_template_kwargs": {"list": [[]] * 10_000}}
-        assert server.post("/v1/chat/completions", body | more).status == 400
+        body["chat_template_kwargs"] = {"list": [[]] * 10_000}
+        assert server.post("/v1/chat/completions", body).status == 400
 
 
 def test_a_client_that_disconnects_frees_its_memory(made: list[Recorded]) -> None:

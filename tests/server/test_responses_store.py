@@ -43,7 +43,8 @@ def test_a_stored_response_and_its_items() -> None:
 def test_a_private_store_knows_only_the_responses_of_the_client() -> None:
     store = ResponseStore(is_private=True)
     store.add(response("a"))
-    assert store.get("a", "you") is store.item("msg_a", "you") is None
+    assert store.get("a", "you") is None
+    assert store.item("msg_a", "you") is None
     with pytest.raises(UnknownResponseError):
         store.previous("a", "you")
     assert not store.delete("a", "you")
