@@ -27,6 +27,7 @@ from aiohttp.typedefs import Handler
 from ..base.errors import LamellaError
 from ..base.log import get_logger
 from ..base.log_output import log_in_background
+from ..base.malloc import return_large_blocks
 from . import routes, routes_control, routes_embed, routes_generate, routes_missing
 from .bodies import discard_rest
 from .clients import KEY, network_of
@@ -144,6 +145,7 @@ def run_server(
 
     Needs a process of its own: after the second signal, and at its end, it ignores both signals.
     """
+    return_large_blocks()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     status = 0
     load = partial(_without_pauses, load)
