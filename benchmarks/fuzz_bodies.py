@@ -12,10 +12,12 @@ from typing import Any, Final
 from fuzz_server import FuzzedServer
 from fuzz_target import Outcome, corpus, mutated
 
+NESTED: Final = '{"a":' * 400 + "1" + "}" * 400
 VALUES: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, 1, -1, 2, 0.5, 1e300, -1e300, 2**31, 2**63, 2**64, -(2**63), 10**400),
     *("", "a", "a" * 5000, "\x00", "😀", "\ud800", "../../etc/passwd", "%s%n", "\r\nX: y", "NaN"),
     *([], [[]], [None], [1, "a", []], ["a"] * 600, [0] * 5000, {}, {"type": 1}, {"": {}}),
+    *(NESTED, json.loads(NESTED)),  # arguments of calls are texts
     *({"type": "text", "text": "a"}, [{"type": "image_url", "image_url": {"url": "file:///"}}]),
 )
 KEYS: Final = (
