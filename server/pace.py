@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
-SHARE: Final = 0.05  # of a core, for the requests of one client
+# of a core, for the requests of one client: where the CPU computes texts, and where it does not
+SHARE: Final = 0.05
+SHARE_BESIDE_DEVICES: Final = 0.25
 N_SECONDS_AT_ONCE: Final = 1.0  # a client may send the requests of so many seconds at once
 N_CLIENTS_MAX: Final = 4096  # more than these are forgotten when they are idle
 # the seconds of a request: before any is measured, at most, and how many count for the mean
@@ -32,9 +34,14 @@ class Kind(Enum):
 
 
 class RequestPace:
-    """Says how long a client's next request has to wait."""
+    """Says how long a client's next request has to wait.
+
+    Attributes:
+        share: the part of a core that the requests of one client get.
+    """
 
     def __init__(self) -> None:
+        self.share = SHARE
         # when the requests of each client and kind so far are paid for
         self._due: dict[tuple[str, Kind], float] = {}
         self._n_texts: Counter[str] = Counter()  # requests of each client that generate
@@ -46,7 +53,7 @@ class RequestPace:
 
     def n_per_second(self, kind: Kind) -> float:
         """The requests that a client may send in a second beside texts of others."""
-        return max(SHARE / self._n_seconds, kind.value)
+        return max(self.share / self._n_seconds, kind.value)
 
     @contextmanager
     def generating(self, client: str) -> Iterator[None]:

@@ -25,7 +25,7 @@ from .grammars import GrammarQueue
 from .key_limits import KeyLimits
 from .keys import KeyRing
 from .otel import Traces
-from .pace import RequestPace
+from .pace import SHARE_BESIDE_DEVICES, RequestPace
 from .progress import LoadProgress
 from .request_counts import RequestCounts
 from .responses.store import ResponseStore
@@ -78,6 +78,8 @@ class ServerState:
     async def load(self, load: Callable[[], ServedModel]) -> None:
         """Call `load` in a thread of its own. Raises what `load` raises."""
         self.model = await asyncio.wrap_future(begin(load, "lamella-load"))
+        if isinstance(self.model, Instance) and not self.model.context.is_on_host:
+            self.pace.share = SHARE_BESIDE_DEVICES
 
 
 STATE: Final = web.AppKey("state", ServerState)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 
 import pytest
-from http_world import running
+from fake_context import FakeContext
+from http_world import make_model, running
 
 from lamella.server import pace
 from lamella.server.config import ServerConfig
@@ -17,9 +19,11 @@ from lamella.server.pace import (
     N_SECONDS_FIRST,
     N_SECONDS_MOST,
     SHARE,
+    SHARE_BESIDE_DEVICES,
     Kind,
     RequestPace,
 )
+from lamella.server.state import ServerState
 
 N_PER_SECOND = SHARE / N_SECONDS_FIRST
 N_AT_ONCE = round(N_SECONDS_AT_ONCE * N_PER_SECOND)
@@ -56,6 +60,19 @@ def test_what_requests_take_sets_the_pace(
     delays = [busy.delay("a", 100.0) for _ in range(n_at_once + 2)]
     assert delays[:n_at_once] == pytest.approx([0.0] * n_at_once, abs=1e-5)
     assert delays[n_at_once:] == pytest.approx([1 / n_per_second, 2 / n_per_second], rel=1e-3)
+
+
+@pytest.mark.parametrize(("is_on_host", "share"), [(True, SHARE), (False, SHARE_BESIDE_DEVICES)])
+def test_requests_get_more_where_devices_compute(is_on_host: bool, share: float) -> None:
+    state, context = ServerState(ServerConfig(port=0)), FakeContext()
+    context.is_on_host = is_on_host
+    model = make_model(context)
+    try:
+        asyncio.run(state.load(lambda: model))
+        assert state.pace.share == share
+        assert state.pace.n_per_second(Kind.OTHER) == share / N_SECONDS_FIRST
+    finally:
+        model.engine.close()
 
 
 def test_a_request_with_many_texts_says_little_about_others(busy: RequestPace) -> None:
