@@ -3,8 +3,9 @@
     set_up_log(LogParams(), default_level=logging.INFO)
 
 A log message may be an object instead of a text: `str` gives its text, and its method `as_dict`
-gives the fields of its JSON line. A message is one line of limited length, as it may quote what a
-client sent; only tracebacks have more lines. Knows no room.
+gives the fields of its JSON line. Messages and tracebacks may have texts of clients: each message
+but `Lines` becomes one line without control characters, and the lines of a traceback are indented,
+so that no text can pass for another line of the log. All have a limit. Knows no room.
 Tested by tests/base/test_log_output.py.
 """
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TextIO
 
 from .errors import RequestError
+from .log import N_LINE_CHARS, Lines, one_line, short
 from .log_limit import LogLimit
 from .options import Options, Shortcut, option
 from .settings import environment
@@ -32,7 +34,7 @@ LEVELS: Final = (
 N_QUEUED_MAX: Final = 10_000  # lines that wait for a slow reader of the log; more are dropped
 PAUSE_SECONDS: Final = 0.02  # between two writes
 N_CLOSE_SECONDS: Final = 1.0  # to write the last lines; a reader may be paused
-N_CHARS_MAX: Final = 4096  # of a message; more are left out
+N_TRACEBACK_CHARS: Final = 32 * 1024  # the ends of a longer one say where it began and failed
 COLORS: Final = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 
 
@@ -151,10 +153,12 @@ class TextFormatter(logging.Formatter):
         """See `logging.Formatter.format`."""
         level = "error: " if record.levelno >= logging.ERROR else ""
         at = f"{_local_time(record)} " if self._has_time else ""
-        text = f"{at}{self._prefix}{level}{one_line(_shortened(record.getMessage()))}"
+        message = record.getMessage()
+        message = message if isinstance(record.msg, Lines) else one_line(message)
+        text = f"{at}{self._prefix}{level}{message}"
         color = self._colors.get(record.levelname)
         text = f"{color}{text}\x1b[0m" if color else text
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return f"{text}\n{_traceback(self, record)}" if record.exc_info else text
 
 
 class JsonFormatter(logging.Formatter):
@@ -168,24 +172,21 @@ class JsonFormatter(logging.Formatter):
             "room": record.name.removeprefix("lamella").removeprefix(".") or "lamella",
         }
         if hasattr(record.msg, "as_dict"):
-            found |= record.msg.as_dict()
+            fields = record.msg.as_dict().items()
+            found |= {k: short(v, N_LINE_CHARS) if isinstance(v, str) else v for k, v in fields}
+        elif isinstance(record.msg, Lines):
+            found["message"] = record.msg.text
         else:
-            found["message"] = _shortened(record.getMessage())
+            found["message"] = short(record.getMessage(), N_LINE_CHARS)
         if record.exc_info:
-            found["traceback"] = self.formatException(record.exc_info)
+            found["traceback"] = _traceback(self, record)
         return json.dumps(found)
 
 
-def one_line(text: str) -> str:
-    """`text` with escapes for characters that are not printable: a log line stays one line."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _shortened(text: str) -> str:
-    n = len(text)
-    return text if n <= N_CHARS_MAX else f"{text[:N_CHARS_MAX]} ... ({n} characters)"
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    assert record.exc_info
+    text = short(formatter.formatException(record.exc_info), N_TRACEBACK_CHARS)
+    return "\n".join(f"  {one_line(line)}" for line in text.split("\n"))
 
 
 def _local_time(record: logging.LogRecord) -> str:

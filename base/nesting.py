@@ -1,7 +1,7 @@
 """Values of callers that are nested too deeply for functions that call themselves.
 
 Python limits its stack, so such a value is an error of the caller, not of ours.
-Tested by tests/server/test_http_nesting.py.
+Tested by tests/base/test_limited_nesting.py and tests/server/test_nesting.py.
 """
 
 from __future__ import annotations

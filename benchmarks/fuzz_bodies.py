@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from typing import Any, Final
 
 from fuzz_server import FuzzedServer
 from fuzz_target import Outcome, corpus, mutated
 
-NESTED: Final = '{"a":' * 400 + "1" + "}" * 400
+DEEP: Final = tuple('{"a":' * n + "1" + "}" * n for n in (90, 200, 400))
 VALUES: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, 1, -1, 2, 0.5, 1e300, -1e300, 2**31, 2**63, 2**64, -(2**63), 10**400),
     *("", "a", "a" * 5000, "\x00", "😀", "\ud800", "../../etc/passwd", "%s%n", "\r\nX: y", "NaN"),
     *([], [[]], [None], [1, "a", []], ["a"] * 600, [0] * 5000, {}, {"type": 1}, {"": {}}),
-    *(NESTED, json.loads(NESTED)),  # arguments of calls are texts
+    *("[" * 900 + "]" * 900, [{"function": "f"}]),
     *({"type": "text", "text": "a"}, [{"type": "image_url", "image_url": {"url": "file:///"}}]),
 )
 KEYS: Final = (
@@ -34,6 +35,22 @@ WORDS: Final = (
 )
 
 
+def _leaves(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The containers and keys of all parts of a JSON value that have no parts."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        if part and isinstance(part, dict | list):
+            yield from _leaves(part)
+        else:
+            yield value, key
+
+
+def _deepen(rng: random.Random, value: Any) -> None:
+    """Put a deeply nested value, or its JSON text, in the place of one leaf."""
+    container, key = rng.choice(list(_leaves(value)))
+    text = rng.choice(DEEP)
+    container[key] = rng.choice([text, json.loads(text)])
+
+
 class Bodies:
     """Bodies, sent to a server with a fake model."""
 
@@ -45,12 +62,17 @@ class Bodies:
         """The request with this number."""
         rng = random.Random(number)
         path, body = rng.choice(self._seeds)
-        if rng.random() < 0.8:
+        kind = rng.random()
+        if kind < 0.1:  # alone: code that walks deep values sees valid ones only
+            value = json.loads(body)
+            _deepen(rng, value)
+            body = json.dumps(value).encode()
+        elif kind < 0.8:
             value = json.loads(body)
             for _ in range(rng.randint(1, 4)):
                 value = self._changed(rng, value)
             body = json.dumps(value).encode()
-        if rng.random() < 0.3:
+        if kind >= 0.1 and rng.random() < 0.3:
             body = mutated(rng, [body, *(seed for _, seed in self._seeds)], WORDS)
         head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % path
         return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (

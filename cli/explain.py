@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..base.errors import DoesNotFitError, PlacementError, RequestError
-from ..base.log import get_logger
+from ..base.log import Lines, get_logger
 from ..model.embed_context import step_bucket
 from ..model.graphs import bucket
 from ..runtime.check import enforce
@@ -88,7 +88,7 @@ def _log_warnings(plan: ModelPlan) -> None:
     try:
         enforce(plan)
     except (DoesNotFitError, PlacementError) as e:
-        log.warning(str(e))
+        log.warning(Lines(str(e)))
 
 
 def _graph(measured: MeasuredModel, n_tokens: int | None, *, embeds: bool) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import LamellaError, RequestError
-from ..base.log import get_logger
+from ..base.log import Lines, get_logger
 from ..base.log_output import LogParams, is_json_log, set_up_log
 from ..base.settings import CACHE
 from .listings import add_completion_flag
@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(level: int, text: str) -> None:
     """Print a line on stderr, as JSON if the log is JSON."""
     if is_json_log():
-        log.log(level, "%s", text)
+        log.log(level, Lines(text))
     else:
         error = "error: " if level >= logging.ERROR else ""
         sys.stderr.write(f"lamella: {error}{text}\n")

@@ -43,10 +43,14 @@ def check_messages(messages: object) -> list[Message]:
 
 
 def check_template_options(options: Mapping[str, object]) -> None:
-    """Raises RequestError if `options` replace variables that the messages decide."""
+    """Raises RequestError if `options` replace variables that the messages decide, or have tools
+    that no template can print."""
     taken = RESERVED & options.keys()
     if taken:
         raise RequestError(f'"chat_template_kwargs" must not set {sorted(taken)}')
+    tools = options.get("tools") or ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(one, Mapping) for one in tools):
+        raise _refused("chat_template_kwargs.tools", tools, "must be a list of objects")
 
 
 def _checked(where: str, message: object) -> Message:

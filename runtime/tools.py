@@ -13,6 +13,7 @@ from reprlib import repr as shortened
 from typing import Any, Final, NamedTuple
 
 from ..base.errors import RequestError
+from ..base.json_depth import check_depth, check_text_depth
 from ..base.utf8 import check_utf8
 from ..model.chat.message import NO_PARAMETERS, Tool, ToolMode
 
@@ -150,6 +151,9 @@ def check_called(where: str, function: object) -> dict[str, Any]:
     check_utf8(f'"{where}.name"', name)
     if isinstance(arguments, str):
         check_utf8(f'"{where}.arguments"', arguments)
+        check_text_depth(f"{where}.arguments", arguments)
+    else:
+        check_depth(f"{where}.arguments", arguments)
     return {"name": name, "arguments": arguments}
 
 

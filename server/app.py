@@ -25,7 +25,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from ..base.errors import LamellaError
-from ..base.log import get_logger
+from ..base.log import Lines, get_logger
 from ..base.log_output import log_in_background
 from ..base.malloc import return_large_blocks
 from . import routes, routes_control, routes_embed, routes_generate, routes_missing
@@ -155,7 +155,7 @@ def run_server(
         except LamellaError as error:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            log.critical(error)
+            log.critical(Lines(str(error)))
             status = error.exit_status
     if writer.is_stuck:
         os._exit(status)  # an ordinary exit would wait for the reader of the log

@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any, Final
 
 from ..base.errors import RequestError
+from ..base.json_depth import check_depth
 from ..base.nesting import limited_nesting
 from ..base.options import refused
 from ..model.guide.spec import LARK_MARK
-from .long_json import STRICT, parse_json
+from .long_json import N_DEPTH_MAX, STRICT, parse_json
 
 Options = dict[str, Any]
 Reader = Callable[[str, Any], Options]  # of a field's name and value
@@ -80,6 +81,7 @@ def _schema(name: str, value: Any) -> Options:
                 value = parse_json(value, STRICT)
         except ValueError as e:
             raise RequestError(f"{name} is a string, but not JSON: {e}") from None
+        check_depth(name, value, N_DEPTH_MAX)
     if not isinstance(value, dict | bool):
         raise refused(name, value, 'a JSON schema, as an object like {"type": "object"}')
     if isinstance(value, dict) and "schema" in value and not value.keys() - set(NAMED_SCHEMA):

@@ -32,6 +32,7 @@ N_CLIENT_WAITING_MAX: Final = 32  # those of one client
 log = get_logger("server")
 _LOGGED: set[tuple[str, str]] = set()  # keywords and paths already logged
 _N_LOGGED_MAX: Final = 100
+_N_LOGGED_CHARS: Final = 200  # of a keyword and a path, which are a client's
 
 
 # the seconds that a grammar may take, its turn, its number, itself (None: end), its result
@@ -132,8 +133,10 @@ class GrammarQueue:
 
 
 def _log(loosened: Sequence[Loosened]) -> None:
-    new = {(each.keyword, each.path) for each in loosened} - _LOGGED
-    if new and len(_LOGGED) < _N_LOGGED_MAX:
+    n = _N_LOGGED_CHARS
+    found = {(each.keyword[:n], each.path[:n]) for each in loosened}
+    new = sorted(found - _LOGGED)[: max(_N_LOGGED_MAX - len(_LOGGED), 0)]
+    if new:
         _LOGGED.update(new)
-        named = ", ".join(f"{keyword!r} at {path}" for keyword, path in sorted(new))
+        named = ", ".join(f"{keyword!r} at {path}" for keyword, path in new)
         log.warning("a JSON schema is not enforced in full: %.400s", named)

@@ -24,7 +24,7 @@ from aiohttp.http_exceptions import (
     LineTooLong,
 )
 
-from ..base.log_output import one_line
+from ..base.log import one_line
 from .accepting import Acceptor
 from .connections import Connection, Connections
 from .http_errors import ENCODINGS, HTTP_LOG, N_RETRY_SECONDS, error_body

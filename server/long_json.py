@@ -11,11 +11,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from json import JSONDecodeError, JSONDecoder
+from math import isfinite
 from typing import Any, Final, NoReturn
 
 N_LONG: Final = 256 * 1024  # characters; shorter texts are parsed at once
 N_VALUES_MAX: Final = 1 << 18  # of a long text; runs of numbers count once
 N_RUN: Final = 64 * 1024
+# Arrays and objects inside each other, in a field of a body. Python allows 1000 calls inside each
+# other. Schemas and arguments have a smaller limit, with an error that says more
+N_DEPTH_MAX: Final = 250
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _NUMBERS: Final = re.compile(rf"[-+.eE\d, \t\n\r]{{0,{N_RUN}}}")
 
@@ -37,8 +41,17 @@ def _repeated(name: str) -> ValueError:
     return ValueError(f'"{name:.80}" occurs twice in the same object')
 
 
-# refuses NaN, Infinity and repeated names
-STRICT: Final = JSONDecoder(parse_constant=_no_number, object_pairs_hook=_without_repeats)
+def _finite(number: str) -> float:
+    found = float(number)
+    if not isfinite(found):
+        raise ValueError(f"{number:.80} is no finite number")
+    return found
+
+
+# refuses NaN, Infinity, numbers that become infinite, and repeated names
+STRICT: Final = JSONDecoder(
+    parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_without_repeats
+)
 
 
 def parse_json(text: str, decoder: JSONDecoder) -> Any:

@@ -16,18 +16,19 @@ from typing import Any, Final, TypeVar
 from pydantic import JsonValue, ValidationError
 
 from ..base.errors import RequestError
+from ..base.json_depth import check_depth
 from ..base.log import get_logger
 from ..base.nesting import limited_nesting
 from ..base.utf8 import check_utf8
 from ..runtime.params import ALIASES
 from .constraints import FIELDS
 from .given import found
-from .long_json import STRICT, parse_json
+from .logged import LoggedOnce
+from .long_json import N_DEPTH_MAX, STRICT, parse_json
 from .schema import PARAMS, Body
 
 log = get_logger("server")
-_LOGGED: set[str] = set()  # unknown fields already logged
-_N_LOGGED_MAX: Final = 100
+_LOGGED: Final = LoggedOnce()  # unknown fields
 N_FIELDS_MAX: Final = 1000  # of a body; checks of the names are single calls
 
 # accepted, without effect: hints, labels, and switches of features that are always on or off
@@ -108,6 +109,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is invalid: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, found {found(body)}")
+    for name, value in body.items():
+        check_depth(f"{name:.80}", value, N_DEPTH_MAX)
     return body
 
 
@@ -140,10 +143,8 @@ def _refuse_unsupported(model: type[Body], body: dict[str, Any]) -> None:
 
 def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:
     known = {*MEANINGLESS, *UNSUPPORTED, *OF_CHATS, *FIELDS, *PARAMS, *ALIASES, *model.names()}
-    unknown = body.keys() - known - _LOGGED
-    for name in sorted(unknown)[: max(_N_LOGGED_MAX - len(_LOGGED), 0)]:
-        _LOGGED.add(name)
-        log.warning("ignoring an unknown field of requests: %.80r", name)
+    for name in _LOGGED.new(body.keys() - known):
+        log.warning("ignoring an unknown field of requests: %s", name)
 
 
 def _sentence(error: ValidationError) -> str:

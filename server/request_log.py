@@ -24,8 +24,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ..base.log import get_logger
-from ..base.log_output import one_line
+from ..base.log import get_logger, one_line
 from .clients import KEY
 from .http_errors import ERROR_MESSAGE, ERROR_TYPE, error_body
 from .request_counts import Ended

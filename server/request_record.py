@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..base.log_output import one_line
+from ..base.log import one_line
 from .bridge import Choice
 
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ...base.errors import GrammarError
+from ...base.json_depth import N_DEPTH_MAX
 from .spec import GrammarKind, GrammarSpec
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ N_BYTES_MAX: Final = {
     GrammarKind.JSON_SCHEMA: 512 << 10,
     GrammarKind.CHAT: 2 << 20,
 }
-SCHEMA_DEPTH_MAX: Final = 100  # brackets; llguidance's parser of JSON ends at 128
+SCHEMA_DEPTH_MAX: Final = N_DEPTH_MAX  # brackets; llguidance's parser of JSON ends at 128
 
 # bytes; a compiler uses 10 KB for each rule or $ref in a chain, 1,000 of them fill the usual 8 MiB.
 # Memory is used as far as it is needed

@@ -14,11 +14,13 @@ from pydantic import Field, InstanceOf, PlainValidator, model_validator
 from ...base.log import get_logger
 from ...model.guide import GrammarSpec
 from ...runtime.chat import ChatRequest
+from ..logged import LoggedOnce
 from ..schema import stop_words
 from ..schema_chat import ConversationBody
 from .request import translate
 
 log = get_logger("server")
+_LOGGED: Final = LoggedOnce()  # types of tools
 
 # `translate` reads them, or they have no effect here
 FIELDS: Final = (
@@ -46,9 +48,8 @@ class MessagesBody(ConversationBody):
         if not isinstance(value, dict):
             return value
         found = translate(value)
-        if found.skipped:
-            names = ", ".join(found.skipped)
-            log.info("skipping tools that Anthropic's servers run: %.200s", names)
+        if new := _LOGGED.new(found.skipped):
+            log.info("skipping tools that Anthropic's servers run: %s", ", ".join(new))
         chat = {"chat": found.chat, "shows_thinking": found.shows_thinking, "n": 1, "n_cmpl": 1}
         paths = {"paths_of_tools": found.tool_paths, "path_of_format": found.schema_path}
         return {**value, **found.options, **chat, **paths}

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from ...base.json_depth import check_depth
 from ...runtime.messages import N_MESSAGES_MAX, Message
 from ..given import Given
 
@@ -157,9 +158,7 @@ def _assistant(blocks: Sequence[Given]) -> Message:
 
 def _call(block: Given) -> dict[str, Any]:
     given = block.get("input")
-    try:
-        arguments = json.dumps(given.object(), ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise given.refused("has a number that is not finite") from None
+    check_depth(given.path, given.object())
+    arguments = json.dumps(given.value, ensure_ascii=False)
     function = {"name": block.get("name").text(), "arguments": arguments}
     return {"id": block.get("id").text(), "type": "function", "function": function}

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from ...base.json_depth import check_text_depth
 from ...base.log import get_logger
 from ...runtime.messages import Message
 from ..given import Given
@@ -84,7 +85,9 @@ class Conversation:
             message["reasoning_content"] = f"{earlier}\n{text}" if earlier else text
 
     def _function_call(self, item: Given) -> None:
-        self._add_call(item, item.get("arguments").text())
+        arguments = item.get("arguments")
+        check_text_depth(arguments.path, arguments.text())
+        self._add_call(item, arguments.value)
 
     def _custom_tool_call(self, item: Given) -> None:
         self._add_call(item, json.dumps({INPUT: item.get("input").text()}, ensure_ascii=False))

@@ -16,10 +16,10 @@ from ...base.log import get_logger
 from ...model.chat.message import Tool, ToolMode
 from ...runtime.tools import N_TOOLS_MAX, NAME, NAME_RULE, ToolChoice, check_function
 from ..given import Given, found
+from ..logged import LoggedOnce
 
 log = get_logger("server")
-_LOGGED: set[str] = set()  # types of tools already logged
-_N_LOGGED_MAX: Final = 100
+_LOGGED: Final = LoggedOnce()  # types of tools
 
 TOP_NAMESPACE: Final = "functions"  # of OpenAI's models: its tools have no prefix
 INPUT: Final = "input"  # the only argument of a custom tool
@@ -81,7 +81,7 @@ def _tools(given: Given, namespace: str) -> Iterator[ClientTool]:
         for each in given.get("tools").each(N_TOOLS_MAX):
             yield from _tools(each, name)
     else:
-        _log_once(kind)
+        _log_ignored(kind)
 
 
 def _function(given: Given, namespace: str) -> ClientTool:
@@ -136,10 +136,9 @@ def _model_name(given: Given, namespace: str, name: str) -> str:
     return long
 
 
-def _log_once(kind: str) -> None:
-    if kind not in _LOGGED and len(_LOGGED) < _N_LOGGED_MAX:
-        _LOGGED.add(kind)
-        log.warning("ignoring tools of the type %.80r: only OpenAI's servers run them", kind)
+def _log_ignored(kind: str) -> None:
+    for name in _LOGGED.new([kind]):
+        log.warning("ignoring tools of the type %s: only OpenAI's servers run them", name)
 
 
 def choice_of(given: Given, tools: Tools) -> ToolChoice:

@@ -12,6 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import pytest
 
 from lamella.base import log_output
 from lamella.base.errors import RequestError
-from lamella.base.log_output import N_CHARS_MAX, LogParams, log_in_background, set_up_log
+from lamella.base.log import Lines
+from lamella.base.log_output import LogParams, log_in_background, set_up_log
 
 log = logging.getLogger("lamella.server")
 
@@ -92,20 +95,6 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line["time"][:2] == "20" for line in lines)
 
 
-@pytest.mark.parametrize("format", ["text", "json"])
-def test_a_message_is_one_short_line(capsys: pytest.CaptureFixture[str], format: str) -> None:
-    """It may quote a client, who must neither forge lines nor fill the log."""
-    set_up_log(LogParams(log_format=format), logging.INFO)
-    log.info("skipping %s", "evil\r\nlamella: forged \x1b[31m\u2028")
-    log.warning("skipping %s", "x" * 10**6)
-    forged, long = capsys.readouterr().err.splitlines()
-    if format == "text":
-        assert forged == r"lamella: skipping evil\r\nlamella: forged \x1b[31m\u2028"
-    assert "\x1b" not in forged
-    assert N_CHARS_MAX < len(long) < N_CHARS_MAX + 200
-    assert "(1000009 characters)" in long
-
-
 def test_a_traceback_is_part_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_log(LogParams(log_format="json"), logging.INFO)
     try:
@@ -113,6 +102,73 @@ def test_a_traceback_is_part_of_the_line(capsys: pytest.CaptureFixture[str]) -> 
     except KeyError:
         log.exception("failed")
     assert "KeyError" in json.loads(capsys.readouterr().err)["traceback"]
+
+
+FORGED = "a\nlamella: forged\r\x1b[31m\x85\u2028\x00\u202e"
+ESCAPED = r"a\nlamella: forged\r\x1b[31m\x85\u2028\x00\u202e"
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_no_text_forges_a_line(capsys: pytest.CaptureFixture[str], in_background: bool) -> None:
+    set_up_log(LogParams(), logging.INFO)
+    with log_in_background() if in_background else nullcontext():
+        log.info(FORGED)
+        log.warning("of the type %s: left out", FORGED)
+        log.info(ForgedMessage())
+        log.error("failed: %s", KeyError("x"), exc_info=ValueError(FORGED))
+    first, second, third, fourth, *traceback = capsys.readouterr().err.split("\n")
+    assert first == f"lamella: {ESCAPED}"
+    assert second == f"lamella: of the type {ESCAPED}: left out"
+    assert third == f"lamella: {ESCAPED}"
+    assert fourth == "lamella: error: failed: 'x'"
+    assert traceback == ["  ValueError: a", "  " + ESCAPED[3:], ""]
+
+
+class ForgedMessage:
+    """A message that is an object."""
+
+    def __str__(self) -> str:
+        return FORGED
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_no_text_makes_a_long_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    # a failure must not print the texts
+    monkeypatch.setattr(logging.getLogger("lamella"), "propagate", False)
+    set_up_log(LogParams(log_format=format), logging.INFO)
+    for text in ("é" * 400_000, "\x1b" * 400_000, "\U0001fffe" * 8192):
+        log.warning("of the type %s: left out", text)
+        log.info(LongMessage(text))
+    for line in capsys.readouterr().err.splitlines():
+        text = line if format == "text" else json.loads(line)["message"]
+        assert len(text) < 4200 and "characters) ..." in text
+        assert len(line) < 50_000  # JSON needs 12 for some characters
+    try:
+        raise ValueError("b" * 400_000 + "the end")
+    except ValueError:
+        log.exception("failed")
+    shown = capsys.readouterr().err
+    assert len(shown) < 40_000 and "Traceback" in shown and "the end" in shown
+
+
+@dataclass
+class LongMessage:
+    text: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"message": self.text, "n": 1}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def test_lines_of_ours_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "x\n  y\n" + "z" * 100_000
+    set_up_log(LogParams(), logging.INFO)
+    log.info(Lines(text))
+    assert capsys.readouterr().err == f"lamella: {text}\n"
 
 
 def test_a_log_file_is_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzers nee
         (Files, range(300)),
         (Templates, range(100)),
         # servers may answer too late on a busy machine
-        pytest.param(Bodies, range(100), marks=pytest.mark.full),
+        pytest.param(Bodies, [*range(100), 203, 397], marks=pytest.mark.full),  # deep arguments
         pytest.param(Http, [*range(60), 1381], marks=pytest.mark.full),  # no UTF-8 in Expect
     ],
     ids=["gguf", "templates", "bodies", "http"],

@@ -15,7 +15,9 @@ from fake_context import WAIT_S, FakeContext
 from http_world import Reply, RunningServer, make_model, running
 
 from lamella.base.errors import BackendError
+from lamella.server.anthropic import body as messages_body
 from lamella.server.anthropic.blocks import SIGNATURE
+from lamella.server.logged import LoggedOnce
 
 TEXT = "Hello there, ☃."
 INPUT_TOKENS = ("input_tokens", "cache_read_input_tokens")
@@ -169,15 +171,16 @@ def test_the_assistant_s_last_message_is_continued(server: RunningServer) -> Non
 
 
 def test_server_side_tools_are_skipped(
-    server: RunningServer, caplog: pytest.LogCaptureFixture
+    server: RunningServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(messages_body, "_LOGGED", LoggedOnce())
     search = {"type": "web_search_20250305", "name": "web_search"}
     choice = {"type": "tool", "name": "web_search"}
     with caplog.at_level(logging.INFO, "lamella.server"):
         message = whole(server, "text", tools=[search], tool_choice=choice)
     assert kinds(message) == ["text"]
     lines = [record.getMessage() for record in caplog.records]
-    assert "skipping tools that Anthropic's servers run: web_search_20250305" in lines
+    assert "skipping tools that Anthropic's servers run: 'web_search_20250305'" in lines
 
 
 # --- streams ---

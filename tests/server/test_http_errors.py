@@ -157,6 +157,8 @@ BROKEN = [
     b"[" * 100_000,
     b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
     b'{"messages": [{"role": "user", "content": ' + b"[" * 900 + b"]" * 900 + b"}]}",
+    b'{"prompt": ' + b"[" * 300 + b"]" * 300 + b"}",
+    b'{"no such field": ' + b'{"a": ' * 300 + b"1" + b"}" * 301,
     b'{"prompt": "a", "temperature": NaN}',
     b'{"prompt": "a", "temperature": 1e999}',
     b'{"prompt": "a", "temperature": "hot"}',
