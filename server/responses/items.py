@@ -51,10 +51,19 @@ class Conversation:
 
     def __init__(self, instructions: str = "") -> None:
         """`instructions` become the begin of the system message."""
-        self.messages: list[Message] = []
+        self._messages: list[Message] = []
+        # of the last message; joined at its end, as a copy for each item would be long work
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self.tools: Tools = {}
         self._names: dict[str, str] = {}  # of calls, by their ids
         self._add_text("system", instructions)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages so far."""
+        self._join()
+        return self._messages
 
     def add(self, items: Iterable[Given]) -> None:
         """Append items, in order.
@@ -80,9 +89,8 @@ class Conversation:
     def _reasoning(self, item: Given) -> None:
         text = _reasoning_text(item)
         if text:
-            message = self._last("assistant")
-            earlier = message.get("reasoning_content")
-            message["reasoning_content"] = f"{earlier}\n{text}" if earlier else text
+            self._last("assistant")
+            self._thoughts.append(text)
 
     def _function_call(self, item: Given) -> None:
         arguments = item.get("arguments")
@@ -106,22 +114,36 @@ class Conversation:
         if id.text() not in self._names:
             raise id.refused(f"has no call in the conversation: {id.text():.200}")
         output = {"name": self._names[id.text()], "content": _text(item.get("output"))}
-        self.messages.append({"role": "tool", "tool_call_id": id.text(), **output})
+        self._begin({"role": "tool", "tool_call_id": id.text(), **output})
 
     def _additional_tools(self, item: Given) -> None:
         self.tools |= tools_of(item.get("tools"))  # later definitions replace earlier ones
 
     def _add_text(self, role: str, text: str) -> None:
         if text or role != "system":
-            message = self._last(role)
-            earlier = message["content"]
-            message["content"] = f"{earlier}\n\n{text}" if earlier and text else earlier or text
+            self._last(role)
+            if text:
+                self._texts.append(text)
 
     def _last(self, role: str) -> Message:
         """The last message, if it has this role; otherwise a new one."""
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
-        return self.messages[-1]
+        if not self._messages or self._messages[-1]["role"] != role:
+            self._begin({"role": role, "content": ""})
+        return self._messages[-1]
+
+    def _begin(self, message: Message) -> None:
+        self._join()
+        self._messages.append(message)
+        self._texts, self._thoughts = [], []
+
+    def _join(self) -> None:
+        """Give the last message its texts. It may get more."""
+        if self._texts:
+            self._texts = ["\n\n".join(self._texts)]
+            self._messages[-1]["content"] = self._texts[0]
+        if self._thoughts:
+            self._thoughts = ["\n".join(self._thoughts)]
+            self._messages[-1]["reasoning_content"] = self._thoughts[0]
 
 
 READERS: Final[Mapping[str, Callable[[Conversation, Given], None]]] = {
