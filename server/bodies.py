@@ -25,7 +25,7 @@ from .clients import client_of
 from .http_errors import ENCODINGS
 from .request_log import record_body
 from .state import STATE, ServerState, generates, has_others_texts
-from .threads import in_turn
+from .threads import N_REST, N_REST_LONG, in_turn
 
 Result = TypeVar("Result")
 
@@ -71,23 +71,26 @@ async def work_on_body(
     with state.bodies.body(client) as held:
         raw = await _read(request, state, held)
         record_body(request, raw)
-        done = await _in_lane(state, client, len(raw), partial(work, raw))
+        done = await _in_lane(request, len(raw), partial(work, raw))
         if isinstance(done, LongerWork):
-            return await _in_lane(state, client, done.n_bytes, done.rest)
+            return await _in_lane(request, done.n_bytes, done.rest)
         return done
 
 
-async def _in_lane(
-    state: ServerState, client: str, n_bytes: int, work: Callable[[], Result]
-) -> Result:
-    i = _lane(n_bytes)
-    return await in_turn(
-        state.lanes[i], client, work, rests=lambda: i > 0 and generates(state.model)
-    )
+async def _in_lane(request: web.Request, n_bytes: int, work: Callable[[], Result]) -> Result:
+    lane, rest = _lane(n_bytes), partial(_rest, request, _lane(n_bytes))
+    return await in_turn(request.app[STATE].lanes[lane], client_of(request), work, rest=rest)
 
 
 def _lane(n_bytes: int) -> int:
     return sum(n_bytes >= n_begin for n_begin in N_BYTES_LANES)
+
+
+def _rest(request: web.Request, lane: int) -> float:
+    """Seconds of rest for each second of work: texts wait for work on long bodies."""
+    if not lane or not generates(request.app[STATE].model):
+        return 0.0
+    return N_REST_LONG if has_others_texts(request) else N_REST
 
 
 @web.middleware

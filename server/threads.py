@@ -15,23 +15,25 @@ from .turns import Turns
 
 Result = TypeVar("Result")
 
-N_REST: Final = 4.0  # seconds of rest for each second of work: it takes a fifth of a core
+# seconds of rest for each second of work: it takes a fifth or a tenth of a core
+N_REST: Final = 4.0
+N_REST_LONG: Final = 9.0
 
 
 async def in_turn(
-    turns: Turns, client: str, work: Callable[[], Result], *, rests: Callable[[], bool]
+    turns: Turns, client: str, work: Callable[[], Result], *, rest: Callable[[], float]
 ) -> Result:
     """Return `work()`, called in a thread in a turn of the client.
 
-    The turn ends later if `rests()` is true after the work. If the caller is cancelled, the thread
-    works on, and so does the turn.
+    After the work, the turn ends `rest()` seconds later for each second of work. If the caller is
+    cancelled, the thread works on, and so does the turn.
     """
     await turns.begin(client)
     in_thread = asyncio.ensure_future(asyncio.to_thread(_timed, work))
 
     def end_turn(done: asyncio.Future[tuple[Result | Exception, float]]) -> None:
         n_seconds = 0.0 if done.cancelled() else done.result()[1]
-        turns.end(client, N_REST * n_seconds if rests() else 0.0)
+        turns.end(client, rest() * n_seconds)
 
     in_thread.add_done_callback(end_turn)
     result, _ = await asyncio.shield(in_thread)

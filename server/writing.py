@@ -14,7 +14,7 @@ from aiohttp import web
 
 from .clients import client_of
 from .state import STATE, has_others_texts
-from .threads import in_turn
+from .threads import N_REST_LONG, in_turn
 
 
 class UnreadError(ConnectionError):
@@ -54,13 +54,17 @@ async def write(request: web.Request, response: web.StreamResponse, data: bytes)
 
 async def json_reply(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
     """A reply with the JSON text in `pieces`, which threads make in turns of clients. Beside texts
-    of others, the replies of a client get a fifth of a core.
+    of others, the replies of a client get a tenth of a core.
 
     A long one is written here, piece by piece, so that memory holds few of them. An error before
     the second piece gets an ordinary error response.
     """
     turns, client = request.app[STATE].writers, client_of(request)
-    made = partial(in_turn, turns, client, rests=partial(has_others_texts, request))
+
+    def rest() -> float:
+        return N_REST_LONG if has_others_texts(request) else 0.0
+
+    made = partial(in_turn, turns, client, rest=rest)
     first, second = await made(lambda: (next(pieces), next(pieces, b"")))
     if not second:
         return web.Response(body=first, content_type="application/json", charset="utf-8")

@@ -19,12 +19,12 @@ def work(n_seconds: float) -> None:
         pass
 
 
-def seconds_of_two(rests: Callable[[], bool]) -> float:
+def seconds_of_two(n_rest: float) -> float:
     """Seconds of two turns of a client, with 20 ms of work each."""
 
     async def both() -> None:
         turns = Turns(2)
-        one = (in_turn(turns, "a", lambda: work(0.02), rests=rests) for _ in range(2))
+        one = (in_turn(turns, "a", lambda: work(0.02), rest=lambda: n_rest) for _ in range(2))
         await asyncio.gather(*one)
 
     begin = time.monotonic()
@@ -33,13 +33,13 @@ def seconds_of_two(rests: Callable[[], bool]) -> float:
 
 
 def test_a_client_rests_after_its_turn() -> None:
-    assert seconds_of_two(lambda: True) >= 0.04 + N_REST * 0.02
-    assert seconds_of_two(lambda: False) < 0.04 + N_REST * 0.02
+    assert seconds_of_two(N_REST) >= 0.04 + N_REST * 0.02
+    assert seconds_of_two(0.0) < 0.04 + N_REST * 0.02
 
 
 def test_results_and_errors_are_returned() -> None:
     async def one(work: Callable[[], int]) -> int:
-        return await in_turn(Turns(), "a", work, rests=lambda: False)
+        return await in_turn(Turns(), "a", work, rest=lambda: 0.0)
 
     assert asyncio.run(one(lambda: 7)) == 7
     with pytest.raises(ZeroDivisionError):
@@ -49,12 +49,12 @@ def test_results_and_errors_are_returned() -> None:
 def test_the_turn_goes_on_if_the_caller_is_cancelled() -> None:
     async def run() -> None:
         turns, release = Turns(), threading.Event()
-        first = asyncio.create_task(in_turn(turns, "a", release.wait, rests=lambda: False))
+        first = asyncio.create_task(in_turn(turns, "a", release.wait, rest=lambda: 0.0))
         await asyncio.sleep(0.01)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        second = asyncio.create_task(in_turn(turns, "b", lambda: True, rests=lambda: False))
+        second = asyncio.create_task(in_turn(turns, "b", lambda: True, rest=lambda: 0.0))
         await asyncio.sleep(0.05)
         assert not second.done(), "the thread of the first still works"
         release.set()
