@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from ..base.errors import LamellaError
 from .turns import Turns
 
 Result = TypeVar("Result")
@@ -37,16 +38,23 @@ async def in_turn(
 
     in_thread.add_done_callback(end_turn)
     result, _ = await asyncio.shield(in_thread)
-    if isinstance(result, Exception):
-        raise result
-    return result
+    try:
+        if isinstance(result, Exception):
+            raise result
+        return result
+    finally:
+        del result, in_thread  # the error's traceback has this frame
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result | Exception, float]:
     """The result of `work()`, or its error, and the processor time in seconds."""
     begin = time.thread_time()
     try:
-        result: Result | Exception = work()
+        return work(), time.thread_time() - begin
+    except LamellaError as error:
+        # frames below have what the work had, and refer to each other: a large body would stay
+        # until the garbage collector finds it
+        error.__traceback__ = error.__context__ = None
+        return error, time.thread_time() - begin
     except Exception as error:
-        result = error
-    return result, time.thread_time() - begin
+        return error, time.thread_time() - begin

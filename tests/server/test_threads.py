@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
+from lamella.base.errors import RequestError
 from lamella.server.threads import N_REST, in_turn
 from lamella.server.turns import Turns
 
@@ -44,6 +49,33 @@ def test_results_and_errors_are_returned() -> None:
     assert asyncio.run(one(lambda: 7)) == 7
     with pytest.raises(ZeroDivisionError):
         asyncio.run(one(lambda: 1 // 0))
+
+
+def test_an_error_leaves_nothing_to_the_collector() -> None:
+    """Its traceback has frames, and these have the body."""
+
+    class Body:
+        pass
+
+    def fail(_: Body) -> None:
+        try:
+            raise KeyError
+        except KeyError:
+            raise RequestError("bad") from None
+
+    async def run() -> weakref.ref[Body]:
+        body = Body()
+        found = weakref.ref(body)
+        with suppress(RequestError):
+            await in_turn(Turns(), "a", partial(fail, body), rest=lambda: 0.0)
+        return found
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(run())() is None
+    finally:
+        gc.enable()
 
 
 def test_the_turn_goes_on_if_the_caller_is_cancelled() -> None:
