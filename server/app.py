@@ -169,7 +169,7 @@ def _without_pauses(load: Callable[[], ServedModel]) -> ServedModel:
     model = load()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 5, 50)
+    gc.set_threshold(10_000, 5, 200)
     sys.setswitchinterval(N_SWITCH_SECONDS)
     return model
 
