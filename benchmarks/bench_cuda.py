@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -68,11 +69,12 @@ def milliseconds(gpu: Gpu, stream: Any, work: Callable[[], None], trials: int) -
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Limits of a device: GB/s read and written by a copy, and TOP/s of its tensor cores."""
+    """Limits of a device: GB/s read and written by a copy, and TOP/s of its tensor cores. Infinite
+    if they were not measured."""
 
-    copy_gbs: float
-    s8_tops: float
-    f16_tflops: float
+    copy_gbs: float = math.inf
+    s8_tops: float = math.inf
+    f16_tflops: float = math.inf
 
 
 def measure_ceilings(device: CudaDevice, trials: int) -> Ceilings:
@@ -175,15 +177,25 @@ MODEL_TESTS: Final = (
 )
 
 
-def bench_models(device: CudaDevice, models: Sequence[str], trials: int) -> list[dict[str, Any]]:
+def random_model(folder: Path, model: str) -> Path:
+    """Return the file of a random model, such as 1b:Q4_0, and write it if it is missing."""
+    shape, _, type = model.partition(":")
+    path = folder / f"{shape}-{type}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        write_model(SHAPES[shape], GGMLQuantizationType[type], part)
+        part.replace(path)
+    return path
+
+
+def bench_models(
+    device: CudaDevice, models: Sequence[str], folder: Path, trials: int
+) -> list[dict[str, Any]]:
     results = []
     print(f"\n{'model':12} {'test':16} {'tokens/s':>10}")
     for model in models:
-        shape, _, type = model.partition(":")
-        path = MODELS / f"{shape}-{type}.gguf"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_model(SHAPES[shape], GGMLQuantizationType[type], path)
+        path = random_model(folder, model)
         options = {"devices": [device.name], "n_gpu_layers": -1, "n_ubatch": 2048}
         params = OpenParams.make({"path": path, **options})
         with open_bench(params, MODEL_TESTS) as bench:
@@ -201,6 +213,8 @@ def main() -> None:
     parser.add_argument("--device", default="CUDA0")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--models", default="1b:Q4_0,8b:Q4_0", help="SHAPE:TYPE,...; empty: none")
+    parser.add_argument("--model-folder", type=Path, default=MODELS, help="where models are kept")
+    parser.add_argument("--no-limits", action="store_true", help="do not measure the limits")
     parser.add_argument("--no-ops", action="store_true", help="models only")
     args = parser.parse_args()
     registry = find_cuda()
@@ -209,7 +223,7 @@ def main() -> None:
     device = next((d for d in registry.devices() if d.name == args.device), None)
     if device is None:
         sys.exit(f"no {args.device}: " + ", ".join(d.name for d in registry.devices()))
-    top = measure_ceilings(device, args.trials)
+    top = Ceilings() if args.no_limits else measure_ceilings(device, args.trials)
     print(f"{device.name}: {device.description}; {registry.versions}")
     print(
         f"copy {top.copy_gbs:.0f} GB/s, int8 {top.s8_tops:.0f} TOP/s, "
@@ -218,7 +232,8 @@ def main() -> None:
     found: dict[str, Any] = {"device": device.description, "ceilings": asdict(top)}
     if not args.no_ops:
         found["ops"] = bench_ops(device, args.pattern, args.trials, top)
-    found["models"] = bench_models(device, [m for m in args.models.split(",") if m], args.trials)
+    models = [m for m in args.models.split(",") if m]
+    found["models"] = bench_models(device, models, args.model_folder, args.trials)
     print(json.dumps(found))
 
 

@@ -111,7 +111,7 @@ class CudaDriver:
         """
         try:
             code, *values = getattr(self.api, name)(*args)
-        except (RuntimeError, ValueError) as e:
+        except (RuntimeError, ValueError, KeyError) as e:  # KeyError: an unknown error's code
             raise BackendError(f"CUDA: {name}: {e}") from e
         if int(code):
             raise CudaError(name, int(code), code.name)
