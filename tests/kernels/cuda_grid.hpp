@@ -89,6 +89,12 @@ GRID_INLINE unsigned byte_perm(unsigned low, unsigned high, unsigned at) {
     return result;
 }
 
+GRID_INLINE int dot_s8(unsigned a, unsigned b, int sum) {
+    for (int i = 0; i < 32; i += 8)
+        sum += static_cast<signed char>(a >> i) * static_cast<signed char>(b >> i);
+    return sum;
+}
+
 GRID_INLINE int atomic_add(int *at, int v) {
     int before = *at;
     *at = static_cast<int>(static_cast<unsigned>(before) + static_cast<unsigned>(v));

@@ -57,6 +57,24 @@ def test_sums_of_long_rows_are_added_in_several_rounds(type: GGMLType) -> None:
         assert (product(FEW, w, x[:m], reverse=m == 1) == expected(w, x[:m])).all(), m
 
 
+@each_type((GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.Q6_K))
+def test_long_rows_take_smaller_blocks(type: GGMLType) -> None:
+    """Until they do not fit in a block's shared memory: then another kernel takes them."""
+    shapes = set()
+    for n in (8, 40, 112, 150, 200):
+        w, x = weights(type, 9, n * CHUNK), normal(1, n * CHUNK, seed=1)
+        assert (product(FEW, w, x) == expected(w, x)).all(), n
+        (call,) = quantized.calls(ops.mul_mat(w, leaf(x)))
+        shapes.add((call.kernel.name, call.block < 128))
+    assert shapes == {("mul_mat_one", False), ("mul_mat_one", True), ("mul_mat_vec", False)}
+
+
+def test_rows_with_gaps() -> None:
+    whole, x = weights(GGMLType.Q4_0, 2 * N_ROWS, 512), normal(1, 512, seed=1)
+    every_second = ops.view(whole, (512, N_ROWS), (whole.nb[0], 2 * whole.nb[1]))
+    assert (product(FEW, every_second, x) == expected(whole, x)[:, ::2]).all()
+
+
 @some_types
 def test_many_columns_in_groups(type: GGMLType) -> None:
     w, x = weights(type, N_ROWS, 512), normal(21, 512, seed=1)
@@ -72,6 +90,11 @@ def test_columns_of_16_bit_floats(type: GGMLType) -> None:
 # --- gated units ---
 
 
+def kernel_for(m: int, prefix: str = "gate_up") -> str:
+    """The kernel of `m` columns."""
+    return f"{prefix}_one" if m == 1 else f"{prefix}_vec"
+
+
 def assert_gated_bits(make: Callable[[], Graph], kernel: str) -> None:
     """Check that one kernel computes the graph, with the bits of single kernels."""
     single, fused = make(), make()
@@ -84,12 +107,13 @@ def assert_gated_bits(make: Callable[[], Graph], kernel: str) -> None:
 def test_gated_units_have_the_bits_of_single_ops(type: GGMLType) -> None:
     k = lengths(type)[1]
     for n, m in ((1, 1), (17, 5), (40, 8), (40, 1)):
-        assert_gated_bits(lambda n=n, m=m: gated(type, n, k, m), "gate_up_vec")  # type: ignore[misc]
+        assert_gated_bits(lambda n=n, m=m: gated(type, n, k, m), kernel_for(m))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("op", GluOp, ids=lambda op: op.name)
 def test_every_gated_unit(op: GluOp) -> None:
-    assert_gated_bits(lambda: gated(GGMLType.Q8_0, 20, 64, 1, op), "gate_up_vec")
+    assert_gated_bits(lambda: gated(GGMLType.Q8_0, 20, 64, 1, op), "gate_up_one")
+    assert_gated_bits(lambda: gated(GGMLType.Q8_0, 20, 64, 2, op), "gate_up_vec")
 
 
 @some_types
@@ -101,7 +125,7 @@ def test_gated_units_of_experts(type: GGMLType) -> None:
         columns, of = leaf(normal(2, 1, 256, seed=1)), ids(chosen)
         return Graph(ops.swiglu(ops.mul_mat_id(a, columns, of), ops.mul_mat_id(b, columns, of)))
 
-    assert_gated_bits(make, "gate_up_id_vec")
+    assert_gated_bits(make, "gate_up_id_one")
 
 
 def test_gated_units_of_batches() -> None:

@@ -1,7 +1,8 @@
 """Products of quantized weights with few columns: MUL_MAT, MUL_MAT_ID, and two with their GLU.
 
-More than 8 columns are computed in groups; each group reads the weights again. Columns are in form
-q8 (activations.py). Tested by tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
+One column has its own kernel. More than 8 columns are computed in groups; each group reads the
+weights again. Columns are in form q8 (activations.py). Tested by
+tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ...plan.calls import Number
 from ...plan.chains import GateUp
-from ..table import CudaCall, CudaKernel, CudaSource
-from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
+from ..table import CudaCall, CudaKernel, CudaSource, Dim3
+from .activations import BLOCK, CHUNK, can_prepare_q8, n_chunks, prepared_q8
 from .elementwise import gate_of
 
 TYPES: Final = (
@@ -34,64 +35,105 @@ TYPES: Final = (
 COLUMNS: Final = 8  # most columns that a kernel computes in one pass over the weights
 
 MAX_GRID: Final = 65535  # most blocks in the second and third dimension
+WARP: Final = 32  # threads
+PIECE: Final = 16  # bytes of a copy to shared memory
+COLUMN_SLOT: Final = CHUNK + 8 * CHUNK // BLOCK + PIECE  # bytes of a chunk of a column there
 
 # as in src/mul_mat_vec.cu
 ROWS: Final = 16
 STAGES: Final = 2
-PIECE: Final = 16  # bytes
-COLUMN_SLOT: Final = CHUNK + 8 * CHUNK // BLOCK + PIECE
+WARPS: Final = 4
+N_SUMS: Final = 8
+
+# of src/mul_mat_one.cu
+MOST_SHARED: Final = 64 << 10  # bytes of a block that every device has
+SHAPES: Final = ((4, 2), (4, 1), (2, 1), (1, 1))  # (warps, stages) of a block, the best first
+MOST_WARPS: Final = 1056  # 8 on each multiprocessor of a large GPU; more were slower
+MOST_IDLE: Final = 0.1  # share of lanes, if there are tiles of that few rows
+MOST_TILE_ROWS: Final = 16
 
 
-class BlockShape(NamedTuple):
-    """The number of threads of a block, and its shared memory in bytes."""
+class _Names(NamedTuple):
+    """The names of kernels for single products and for gated units, and their grids' second and
+    third dimensions."""
 
-    threads: int
-    shared_memory: int
-
-
-def _shape(type: GGMLType, n_cols: int) -> BlockShape:
-    """The shape whose stages (for each warp) and sums of chunks fill the 64 KiB that every device
-    has."""
-    chunk = CHUNK // type.block_size * type.type_size
-    row_slot = PIECE * (-(-(chunk + PIECE - 1) // PIECE) | 1)
-    if n_cols > 1:
-        warps, n_sums = 4, 8
-    else:
-        warps, n_sums = (8, 64) if chunk <= 192 else (6, 48)
-    stage = ROWS * row_slot + n_cols * COLUMN_SLOT
-    return BlockShape(32 * warps, warps * STAGES * stage + 4 * n_sums * ROWS * n_cols)
+    single: str
+    gated: str
+    others: tuple[int, int]
 
 
-def _call(
-    name: str,
-    node: Tensor,
-    n_cols: int,
-    n_rows: int,
-    tensors: Sequence[Tensor] = (),
-    params: Sequence[Number] = (),
-) -> CudaCall:
-    """A call whose blocks compute `n_rows` rows, of `n_cols` columns or of one pair of a token and
-    an expert."""
-    a, x = node.src[:2]
-    threads, shared = _shape(a.type, n_cols)
-    source = CudaSource.of(
-        "mul_mat_vec.cu", TYPE=a.type.name, N_COLS=n_cols, THREADS=threads, SHARED=shared
-    )
-    tiles = -(-a.ne[1] // n_rows)
+def _names(node: Tensor) -> _Names:
+    x = node.src[1]
     if node.op is Op.MUL_MAT:
-        grid = tiles * -(-x.ne[1] // n_cols), x.ne[2] * x.ne[3], 1
-    else:
-        grid = tiles, node.ne[1], node.ne[2]
+        return _Names("mul_mat", "gate_up", (x.ne[2] * x.ne[3], 1))
+    return _Names("mul_mat_id", "gate_up_id", (node.ne[1], node.ne[2]))
+
+
+def _chunk_bytes(type: GGMLType) -> int:
+    return CHUNK // type.block_size * type.type_size
+
+
+def _call(node: Tensor, tensors: Sequence[Tensor] = (), gate: Sequence[Number] = ()) -> CudaCall:
+    """The call of a product, or of two if there is a gate."""
+    if node.op is Op.MUL_MAT_ID or node.src[1].ne[1] == 1:
+        one = _call_of_one(node, tensors, gate)
+        if one is not None:
+            return one
+    return _call_of_few(node, tensors, gate)
+
+
+def _call_of_few(node: Tensor, tensors: Sequence[Tensor], gate: Sequence[Number]) -> CudaCall:
+    """The call for groups of columns, or for pairs of a token and an expert."""
+    a, x = node.src[:2]
+    n_pieces = -(-(_chunk_bytes(a.type) + PIECE - 1) // PIECE) | 1
+    stage = ROWS * PIECE * n_pieces + COLUMNS * COLUMN_SLOT
+    shared = WARPS * STAGES * stage + 4 * N_SUMS * ROWS * COLUMNS
+    source = CudaSource.of("mul_mat_vec.cu", TYPE=a.type.name, THREADS=WARP * WARPS, SHARED=shared)
+    names = _names(node)
+    tiles = -(-a.ne[1] // (ROWS // 2 if gate else ROWS))
+    groups = -(-x.ne[1] // COLUMNS) if node.op is Op.MUL_MAT else 1
+    kernel = CudaKernel(source, f"{names.gated if gate else names.single}_vec")
+    grid: Dim3 = (tiles * groups, *names.others)
     columns = [prepared_q8(x)]
-    return CudaCall(
-        CudaKernel(source, name), grid, threads, params, shared, prepared=columns, tensors=tensors
-    )
+    return CudaCall(kernel, grid, WARP * WARPS, gate, shared, prepared=columns, tensors=tensors)
 
 
-def _name_and_columns(prefix: str, node: Tensor) -> tuple[str, int]:
-    if node.op is Op.MUL_MAT_ID:
-        return f"{prefix}_id_vec", 1
-    return f"{prefix}_vec", 1 if node.src[1].ne[1] == 1 else COLUMNS
+def _call_of_one(
+    node: Tensor, tensors: Sequence[Tensor], gate: Sequence[Number]
+) -> CudaCall | None:
+    """The call for one column, or for pairs of a token and an expert; None if rows are too long, or
+    not consecutive."""
+    a, x = node.src[:2]
+    if a.nb[1] != a.type.row_size(a.ne[0]):
+        return None
+    chunks = n_chunks(a.ne[0])
+    rows = _tile_rows(chunks)
+    tiles, batches = -(-a.ne[1] // rows), -(-rows * chunks // WARP)
+    stage = -(-WARP * _chunk_bytes(a.type) // PIECE) * PIECE + PIECE
+    sums = 4 * rows * chunks * (2 if gate else 1)
+    for warps, stages in SHAPES:
+        shared = chunks * COLUMN_SLOT + warps * (stages * stage + sums)
+        if shared <= MOST_SHARED:
+            break
+    else:
+        return None
+    names = _names(node)
+    source = CudaSource.of("mul_mat_one.cu", TYPE=a.type.name)
+    kernel = CudaKernel(source, f"{names.gated if gate else names.single}_one")
+    most = max(1, MOST_WARPS // (names.others[0] * names.others[1]))
+    grid: Dim3 = (-(-min(tiles, most) // warps), *names.others)
+    params = (*(gate or (0, 0.0, 0.0)), rows, stages, chunks, batches, tiles)
+    columns = [prepared_q8(x)]
+    return CudaCall(kernel, grid, WARP * warps, params, shared, prepared=columns, tensors=tensors)
+
+
+def _tile_rows(chunks: int) -> int:
+    """The rows of a tile: few, so that all warps have work, but with few idle lanes."""
+    for rows in range(1, MOST_TILE_ROWS):
+        lanes = WARP * -(-rows * chunks // WARP)
+        if rows * chunks >= (1 - MOST_IDLE) * lanes:
+            return rows
+    return MOST_TILE_ROWS
 
 
 def supports(node: Tensor) -> bool:
@@ -105,8 +147,7 @@ def supports(node: Tensor) -> bool:
 
 def calls(node: Tensor) -> Sequence[CudaCall]:
     """The calls of a MUL_MAT or MUL_MAT_ID."""
-    name, n_cols = _name_and_columns("mul_mat", node)
-    return [_call(name, node, n_cols, ROWS)]
+    return [_call(node)]
 
 
 def can_gate(chain: GateUp) -> bool:
@@ -121,5 +162,4 @@ def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
     """The calls of two products and their GLU; None if there is no kernel."""
     if not can_gate(chain):
         return None
-    name, n_cols = _name_and_columns("gate_up", chain.gate)
-    return [_call(name, chain.gate, n_cols, ROWS // 2, chain.tensors, gate_of(chain.glu))]
+    return [_call(chain.gate, chain.tensors, gate_of(chain.glu))]

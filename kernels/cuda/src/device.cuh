@@ -53,6 +53,11 @@ DEVICE int popcount(u32 v) { return __popc(v); }
 // Four bytes of `low` (0..3) and `high` (4..7), at the low 3 bits of the low four nibbles of `at`.
 DEVICE u32 byte_perm(u32 low, u32 high, u32 at) { return __byte_perm(low, high, at); }
 
+// The sum of the products of four signed bytes, and `sum`.
+DEVICE int dot_s8(u32 a, u32 b, int sum) {
+    return __dp4a(static_cast<int>(a), static_cast<int>(b), sum);
+}
+
 DEVICE int atomic_add(int *at, int v) { return atomicAdd(at, v); }
 DEVICE bool atomic_claim(u64 *at, u64 v) { return atomicCAS(at, 0ull, v) == 0ull; }  // if it was 0
 DEVICE void fence_system() { __threadfence_system(); }

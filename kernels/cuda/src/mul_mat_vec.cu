@@ -1,6 +1,6 @@
-// Products of quantized weights with few columns. They take most of the time of decoding, and are
-// limited by memory bandwidth. Compiled with -DTYPE=Q4_0, ... (blocks.cuh), -DN_COLS=1 or 8, and
-// -DTHREADS and -DSHARED, a block's threads and bytes of shared memory.
+// Products of quantized weights with up to 8 columns, which take most of the time of decoding few
+// sequences. Compiled with -DTYPE=Q4_0, ... (blocks.cuh), and -DTHREADS and -DSHARED, a block's
+// threads and bytes of shared memory.
 //
 // A block computes 16 rows. Its warps take chunks of K in turn. A warp copies the chunk's bytes of
 // all rows into its own stage of shared memory, 16 bytes at a time whatever the alignment, while it
@@ -15,7 +15,8 @@ typedef TYPE Type;
 constexpr int ROWS = 16;
 constexpr int HALF = ROWS / 2;
 constexpr int STAGES = 2;
-constexpr int OWN = N_COLS == 1 ? 1 : 2;  // rows and columns of a thread's sums
+constexpr int N_COLS = 8;
+constexpr int OWN = 2;  // rows and columns of a thread's sums
 
 // A stage has rows, then columns. Each is an odd number of 16 bytes, so 8 are in different banks.
 constexpr int PIECE = 16;
@@ -27,12 +28,12 @@ constexpr int COLUMNS = ROWS * ROW_SLOT;  // where columns begin
 constexpr int STAGE = COLUMNS + N_COLS * COLUMN_SLOT;
 
 // Warps and chunks' sums, limited by the 64 KiB that every device has.
-constexpr int WARPS = N_COLS > 1 ? 4 : Type::BYTES <= 192 ? 8 : 6;
-constexpr int N_SUMS = N_COLS > 1 ? 8 : Type::BYTES <= 192 ? 64 : 48;
+constexpr int WARPS = 4;
+constexpr int N_SUMS = 8;
 constexpr int OUTPUTS = ROWS * N_COLS;
 static_assert(SHARED == WARPS * STAGES * STAGE + 4 * N_SUMS * OUTPUTS, "as in ops/quantized.py");
 static_assert(THREADS == WARPS * WARP && OUTPUTS <= THREADS && N_SUMS % WARPS == 0, "likewise");
-constexpr int BLOCKS_PER_SM = N_COLS > 1 ? 3 : 1;  // no architecture spills registers
+constexpr int BLOCKS_PER_SM = 3;  // no architecture spills registers
 
 // What a block computes: rows of one matrix, or half as many of two, times columns.
 struct Work {
@@ -161,11 +162,9 @@ struct Loader {
 // --- a chunk's sums ---
 
 // What a thread multiplies. Tensor cores give it the products of rows lane / 4 and lane / 4 + 8
-// with columns 2 * (lane % 4) and the next. If there is one column, all eight are copies: then an
-// even lane sums the first row, an odd lane the second.
+// with columns 2 * (lane % 4) and the next.
 struct Operands {
-    const char *rows[2];       // the chunk's bytes
-    const char *own_rows[OWN];
+    const char *rows[OWN];     // the chunk's bytes
     const char *columns[OWN];  // slots
     const char *matrices;      // this lane's row of the first load_matrix_x4
 };
@@ -173,11 +172,9 @@ struct Operands {
 // Multiply block b with two registers of columns, in integers. `sums`: the columns' sums. `a_sum`
 // becomes these, or the product of the second 16 values if those have their own scales.
 template <class W, class B>
-DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const B (&rows)[2],
-                           const B (&own_rows)[OWN], int b, const u32 (&column)[2],
-                           const int (&sums)[OWN]) {
+DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const B (&rows)[OWN],
+                           int b, const u32 (&column)[2], const int (&sums)[OWN]) {
     const int t = lane_id() % 4;
-    const bool second = OWN == 1 && t % 2 == 1;
     u32 w[4];
 #pragma unroll
     for (int i = 0; i < OWN * OWN; i++) a_sum[i / OWN][i % OWN] = sums[i % OWN];
@@ -189,7 +186,7 @@ DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const 
         mma_s8_k16(high, {w[2], w[3]}, column[1]);
 #pragma unroll
         for (int i = 0; i < OWN * OWN; i++) {
-            const int r = i / OWN, c = i % OWN, d = second ? 2 : 2 * r + c;
+            const int r = i / OWN, c = i % OWN, d = 2 * r + c;
             isum[r][c] = low[d];
             a_sum[r][c] = high[d];
         }
@@ -203,9 +200,8 @@ DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const 
         for (int i = 0; i < OWN * OWN; i++) {
             const int r = i / OWN, c = i % OWN, d = 2 * r + c;
             int low_scale, high_scale;
-            W::sub_scales(own_rows[r], b, low_scale, high_scale);
-            isum[r][c] = (low_scale * (second ? low[2] : low[d]) +
-                          high_scale * (second ? high[2] : high[d])) >> 2;
+            W::sub_scales(rows[r], b, low_scale, high_scale);
+            isum[r][c] = (low_scale * low[d] + high_scale * high[d]) >> 2;
         }
     } else {
         W::words(rows[0], b, t, w[0], w[2]);
@@ -215,7 +211,7 @@ DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const 
 #pragma unroll
         for (int i = 0; i < OWN * OWN; i++) {
             const int r = i / OWN, c = i % OWN;
-            isum[r][c] = (second ? d[2] : d[2 * r + c]) - W::OFFSET * sums[c];
+            isum[r][c] = d[2 * r + c] - W::OFFSET * sums[c];
         }
     }
 }
@@ -235,9 +231,7 @@ DEVICE void load_few(int (&to)[FEW], const char *from) {
 // Add blocks 0 .. n_blocks - 1 of a chunk; all if WHOLE. ALIGNED: rows are aligned to 4 bytes.
 template <bool ALIGNED, bool WHOLE>
 DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
-    const Bytes<ALIGNED> rows[2] = {{of.rows[0]}, {of.rows[1]}};
-    Bytes<ALIGNED> own_rows[OWN];
-    for (int r = 0; r < OWN; r++) own_rows[r].from = of.own_rows[r];
+    const Bytes<ALIGNED> rows[OWN] = {{of.rows[0]}, {of.rows[1]}};
 #pragma unroll
     for (int first = 0; first < CHUNK_BLOCKS; first += FEW) {
         if (first > 0) sync_warp();  // limits the blocks loaded at once, and so the registers
@@ -261,12 +255,12 @@ DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
             int isum[OWN][OWN], a_sum[OWN][OWN], own_sums[OWN];
 #pragma unroll
             for (int c = 0; c < OWN; c++) own_sums[c] = sums[c][i];
-            multiply_block<Type>(isum, a_sum, rows, own_rows, b, column, own_sums);
+            multiply_block<Type>(isum, a_sum, rows, b, column, own_sums);
 #pragma unroll
             for (int j = 0; j < OWN * OWN; j++) {
                 const int r = j / OWN, c = j % OWN;
                 float w_scale, w_min;
-                Type::scales(own_rows[r], b, w_scale, w_min);
+                Type::scales(rows[r], b, w_scale, w_min);
                 s[r][c] = accumulate<Type>(s[r][c], static_cast<float>(isum[r][c]), scales[c][i],
                                            static_cast<float>(a_sum[r][c]), w_scale, w_min);
             }
@@ -276,11 +270,11 @@ DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
 
 // Where a lane reads in a stage.
 struct Multiplier {
-    int rows[2];       // slots of rows lane / 4 and lane / 4 + 8
-    int shift[2];      // misalignment of these rows to 16 bytes
+    int rows[OWN];     // slots of rows lane / 4 and lane / 4 + 8
+    int shift[OWN];    // misalignment of these rows to 16 bytes
     int columns[OWN];  // slots
     int matrices;
-    int sums;  // place of its first sum among a chunk's sums; -1: another lane has the same sums
+    int sums;         // place of its first sum among a chunk's sums
     bool is_aligned;  // all rows are aligned to 4 bytes
 
     DEVICE explicit Multiplier(const Work &w) : is_aligned(w.is_aligned(4)) {
@@ -288,7 +282,7 @@ struct Multiplier {
         // past the last column, read the last one; it is not stored
         const int last = w.n_columns - 1;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < OWN; i++) {
             rows[i] = (g + HALF * i) * ROW_SLOT;
             shift[i] = misalignment(w.row(i == 1, g));
         }
@@ -297,24 +291,19 @@ struct Multiplier {
             columns[c] = COLUMNS + (OWN * t + c < last ? OWN * t + c : last) * COLUMN_SLOT;
         }
         matrices = COLUMNS + (row < last ? row : last) * COLUMN_SLOT + PIECE * (lane_id() / 8);
-        sums = OWN == 2 ? ROWS * 2 * t + g : t < 2 ? HALF * t + g : -1;
+        sums = ROWS * 2 * t + g;
     }
 
     // Compute the sums of a stage's chunk: the sum of row r and column c goes to to[ROWS * c + r].
     // `left`: blocks from this chunk on.
     DEVICE void multiply(const char *stage, int chunk, int left, float *to) const {
-        const bool second = lane_id() % 2 == 1;
         Operands of;
         of.matrices = stage + matrices;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < OWN; i++) {
             const int at = (shift[i] + chunk * (Type::BYTES % PIECE)) % PIECE;
             of.rows[i] = stage + rows[i] + at;
-        }
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
             of.columns[i] = stage + columns[i];
-            of.own_rows[i] = OWN == 1 && second ? of.rows[1] : of.rows[i];
         }
         float s[OWN][OWN] = {};
         constexpr bool CAN_BE_ALIGNED = Type::BYTES % 4 == 0, IS_WHOLE = Type::VALUES == CHUNK;
@@ -323,7 +312,6 @@ struct Multiplier {
         } else {
             add_blocks<false, IS_WHOLE>(s, of, left);
         }
-        if (sums < 0) return;
 #pragma unroll
         for (int i = 0; i < OWN * OWN; i++) {
             const int r = i / OWN, c = i % OWN;
@@ -411,7 +399,7 @@ template <bool GATED> DEVICE void mul_mat(const Params &p) {
     }
     const int first = static_cast<int>(group) * N_COLS;
     Work w = work_of<GATED>(p, tile, matrix, at(y, 0, first, i2, i3));
-    w.n_columns = N_COLS == 1 || n_columns - first > N_COLS ? N_COLS : n_columns - first;
+    w.n_columns = n_columns - first > N_COLS ? N_COLS : n_columns - first;
     const i64 column = static_cast<i64>(blockIdx.y) * n_columns + first;
     w.columns = p.prepared[0] + column * q8_column_bytes(w.kp());
     w.to_bytes = y.nb[1];
@@ -437,8 +425,5 @@ template <bool GATED> DEVICE void mul_mat_id(const Params &p) {
 
 KERNEL(mul_mat_vec, THREADS, BLOCKS_PER_SM) { mul_mat<false>(p); }
 KERNEL(gate_up_vec, THREADS, BLOCKS_PER_SM) { mul_mat<true>(p); }
-
-#if N_COLS == 1
 KERNEL(mul_mat_id_vec, THREADS, BLOCKS_PER_SM) { mul_mat_id<false>(p); }
 KERNEL(gate_up_id_vec, THREADS, BLOCKS_PER_SM) { mul_mat_id<true>(p); }
-#endif
