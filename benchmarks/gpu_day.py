@@ -12,6 +12,7 @@ llama-bench) are skipped. Tested by tests/observe/test_gpu_day.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -32,12 +33,12 @@ TAIL: Final = 30  # last lines of a step in the report
 LARGE: Final = ("4096", "1500", "1024", "768", "128256", "14336", "heads")  # in names of op cases
 SMALL: Final = " and ".join(f"not {word}" for word in LARGE)
 FEW_OPS: Final = f"test_the_result and (8_0 or Q4_K or flash or rms_norm or rope) and {SMALL}"
-HOT: Final = {  # kernels that take most time, with the benchmark's case of each
-    "mul_mat_vec": "mul_mat Q4_0 4096x14336x1$",
-    "mul_mat_vec_k": "mul_mat Q4_K 4096x14336x1$",
+HOT: Final = {  # kernels that take most time, with a case of the benchmark for each
+    "mul_mat_one": "mul_mat Q4_0 4096x14336x1$",
+    "mul_mat_vec": "mul_mat Q4_0 4096x14336x8$",
     "mul_mat_mma": "mul_mat Q4_0 4096x14336x512$",
-    "mul_mat_few": "mul_mat Q4_0 4096x14336x8$",
-    "attention": "attention 8b F16 1 tokens",
+    "attention_1": "attention 8b F16 1 tokens",
+    "attention_4": "attention 8b F16 512 tokens",
 }
 SECTIONS: Final = ("SpeedOfLight", "Occupancy", "WarpStateStats", "SchedulerStats", "LaunchStats")
 CHECKED: Final = f"test_the_result and (Q4_0 or Q6_K or flash_attn_ext) and {SMALL}"
@@ -79,14 +80,17 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
     yield Step("limits", 30, [str(limits)], str(limits))
     device_ops = "tests/cuda/test_cuda_device_ops.py"
     yield Step("few-ops", 90, [*PYTEST, "-n", "2", device_ops, "-k", FEW_OPS], must=True)
+    # alone: other processes change the free memory that these tests look at
+    memory = "tests/cuda/test_cuda_memory.py"
+    yield Step("memory-tests", 120, [*PYTEST, memory])
     junit = f"--junitxml={out / 'tests.xml'}"
-    yield Step("tests", 240, [*PYTEST, "-n", "8", junit, "tests/cuda"])
-    # alone: other processes change the free memory that some tests look at
-    yield Step("failed-again", 90, [*PYTEST, "--lf", "--lfnf=none", "tests/cuda"])
+    yield Step("tests", 240, [*PYTEST, "-n", "8", junit, f"--ignore={memory}", "tests/cuda"])
     yield Step("ops", 120, [PYTHON, str(cases), r"x(1|8|64|512)$|^attention", "--models", ""])
     for model in MODELS:
         folder = ["--model-folder", str(models)]
-        yield Step(f"model-{model}", 90, [PYTHON, str(cases), "--no-ops", "--models", model, *folder])
+        yield Step(
+            f"model-{model}", 90, [PYTHON, str(cases), "--no-ops", "--models", model, *folder]
+        )
         if llama_bench:
             tests = ["-ngl", "99", "-fa", "1", "-p", "512,4096", "-n", "128", "-r", "3", "-o", "md"]
             command = [llama_bench, "-m", str(model_file(models, model)), *tests]
@@ -95,8 +99,19 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
         yield Step(f"profile-{model}", 60, [PYTHON, "-m", "lamella", *profile])
     for name, case in HOT.items():
         sections = [word for section in SECTIONS for word in ("--section", section)]
-        ncu = ["ncu", "--clock-control", "none", "--launch-count", "4", *sections]
-        command = [*ncu, PYTHON, str(cases), case, "--trials", "1", "--models", "", "--no-limits"]
+        ncu = ["ncu", "--clock-control", "none", "--launch-count", "2", "-k", f"regex:{name}"]
+        command = [
+            *ncu,
+            *sections,
+            PYTHON,
+            str(cases),
+            case,
+            "--trials",
+            "1",
+            "--models",
+            "",
+            "--no-limits",
+        ]
         yield Step(f"ncu-{name}", 60, command, "ncu")
     for check in ("memcheck", "racecheck"):
         sanitizer = ["compute-sanitizer", "--tool", check, "--error-exitcode", "9"]
@@ -124,10 +139,8 @@ def run(step: Step, log: Path) -> Result:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process with all that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -165,7 +178,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", default="", help="the only steps to run, with commas")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu_day")
-    parser.add_argument("--models", type=Path, default=Path("/dev/shm/lamella"))  # noqa: S108
+    parser.add_argument("--models", type=Path, default=Path("/dev/shm/lamella"))
     parser.add_argument("--llama-bench", default="", help="llama.cpp's program, for comparison")
     args = parser.parse_args()
     known = {s.name: s for s in steps(args.out.resolve(), args.models, args.llama_bench)}

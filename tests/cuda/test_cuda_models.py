@@ -158,7 +158,8 @@ def test_bits_depend_neither_on_chunks_nor_on_other_sequences(
     kv: dict[str, Any] = {"type_k": kv_type, "type_v": kv_type}
     for type in gpus.pick(TYPES, ("F16" if kv_type is GGMLType.Q8_0 else "Q4_0",)):
         path = files.random(gpus.pick("0.5b", "small"), type)
-        with opened(path, gpus.devices[:1], n_ctx=512, n_parallel=8, **kv) as context:
+        n_ctx = gpus.pick(4096, 512)
+        with opened(path, gpus.devices[:1], n_ctx=n_ctx, n_parallel=8, **kv) as context:
             tokens = some_tokens(context, gpus.pick(150, 37))
             whole = logits_of(context, tokens)
             for chunks in ((33, 1), (20, 5), *gpus.pick(((1,), (7,)), ())):
