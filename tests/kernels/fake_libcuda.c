@@ -103,7 +103,11 @@ Result cuInit(unsigned flags) {
 
 Result cuDriverGetVersion(int *version) {
     CALL(cuDriverGetVersion);
+#ifdef OLD
+    *version = (int)setting("FAKE_CUDA_VERSION", 11080);
+#else
     *version = (int)setting("FAKE_CUDA_VERSION", 12080);
+#endif
     return SUCCESS;
 }
 
