@@ -86,27 +86,28 @@ def _n_calls(message: Message) -> int:
 def _with_single_calls(messages: Sequence[Message]) -> list[Message]:
     """Each message has one call at most, and the result of a call follows it."""
     found: list[Message] = []
-    results: list[Message] = []
+    results: list[Message] = []  # the last one first, as all here
     for message in reversed(messages):
         if message["role"] == "tool":
-            results.insert(0, message)
+            results.append(message)
             continue
-        found += reversed(_single_calls(message, results))
+        found += reversed(_single_calls(message, results[::-1]))
         results = []
-    return [*results, *reversed(found)]
+    return [*reversed(results), *reversed(found)]
 
 
 def _single_calls(message: Message, results: Sequence[Message]) -> list[Message]:
     if _n_calls(message) < 2:
         return [message, *results]
+    by_call: dict[Any, list[Message]] = {}
+    for result in results:
+        by_call.setdefault(result.get("tool_call_id"), []).append(result)
     found: list[Message] = []
-    rest = list(results)
+    called = {call.get("id") for call in message["tool_calls"]}
     for call in message["tool_calls"]:
-        own = [result for result in rest if result.get("tool_call_id") == call.get("id")]
-        rest = [result for result in rest if result not in own]
-        found += [{**message, "tool_calls": [call]}, *own]
+        found += [{**message, "tool_calls": [call]}, *by_call.pop(call.get("id"), ())]
         message = {"role": "assistant", "content": ""}
-    return [*found, *rest]
+    return [*found, *(r for r in results if r.get("tool_call_id") not in called)]
 
 
 def _with_written_calls(message: Message, format: ChatFormat) -> Message:
@@ -138,19 +139,22 @@ def _with_result_texts(messages: Sequence[Message]) -> list[Message]:
         for call in message.get("tool_calls") or ()
     }
     found: list[Message] = []
-    follows_result = False
+    results: list[Message] = []  # of the user, one after the other: joined once
     for message in messages:
-        is_result = message["role"] == "tool"
-        added = _as_user(message, names) if is_result else message
-        if follows_result and added["role"] == "user":
-            before = found.pop()
-            added = {
-                **added,
-                "content": f"{before['content']}\n\n{joined(added['content'])}",
-            }
-        found.append(added)
-        follows_result = is_result
-    return found
+        if message["role"] == "tool":
+            results.append(_as_user(message, names))
+            continue
+        if results and message["role"] != "user":
+            found.append(_one_message(results))
+            results = []
+        found.append(_one_message([*results, message]) if results else message)
+        results = []
+    return [*found, _one_message(results)] if results else found
+
+
+def _one_message(messages: Sequence[Message]) -> Message:
+    """The last of some messages, with the texts of all."""
+    return {**messages[-1], "content": "\n\n".join(joined(m["content"]) for m in messages)}
 
 
 def _as_user(message: Message, names: Mapping[Any, str]) -> Message:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lamella.model.chat import generic
 from lamella.model.chat.formats import FORMATS, GENERIC, CallSyntax, find_format
 from lamella.model.chat.formats.writer import WrittenCall, write_calls
 from lamella.model.chat.generic import with_described_tools
@@ -86,6 +87,26 @@ def test_calls_and_results_become_texts() -> None:
         '{"name": "feel", "arguments": {"n": 2}}]}\n'
         "[user]The result of look:\nred\n\nThe result of feel:\nsoft\n\nAnd?\n"
     )
+
+
+def test_many_results_are_joined_once() -> None:
+    """14 MB: one by one, the texts before were copied for each, which took a minute."""
+    text = "x" * 1800
+    results = [{"role": "tool", "content": text}] * 8000
+    found = prompt(STRICT, [USER, HISTORY[1], *results]) or ""
+    assert found.count("The result:\n" + text) == len(results)
+    assert found.count("[user]") == 2
+
+
+@pytest.mark.timeout(60)  # comparing each call with each result took many minutes
+def test_many_calls_find_their_results() -> None:
+    ids = [str(i) for i in range(30_000)]
+    calls = [{**CALL, "id": id} for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "content": id} for id in reversed(ids)]
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    found = generic._with_single_calls([USER, asked, *results])
+    assert [m["content"] for m in found if m["role"] == "tool"] == ids
+    assert [m["role"] for m in found[1:]] == ["assistant", "tool"] * len(ids)
 
 
 def test_results_are_of_the_user_if_the_model_knows_no_tools() -> None:
