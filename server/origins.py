@@ -55,7 +55,8 @@ def is_allowed(origin: str, allowed: Sequence[str]) -> bool:
     """True if `allowed` has `*`, the origin itself, or `localhost` for an origin there."""
     if ALL in allowed or origin in allowed:
         return True
-    return LOCAL in allowed and is_local(_hostname(origin))
+    is_plain = "@" not in origin  # browsers send no user
+    return LOCAL in allowed and is_plain and is_local(_hostname(origin))
 
 
 def is_loopback(hosts: Sequence[str]) -> bool:

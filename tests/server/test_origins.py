@@ -135,6 +135,7 @@ def test_files_with_a_dot_are_hidden(tmp_path: Path) -> None:
         ("tauri://localhost", ("localhost",), True),
         ("http://app.localhost:3000", ("localhost",), True),
         ("http://localhost.example", ("localhost",), False),
+        ("http://user@localhost", ("localhost",), False),
         ("http://evillocalhost", ("localhost",), False),
         ("http://example/localhost", ("localhost",), False),
         ("null", ("localhost",), False),
