@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, Final
 
 from .capabilities import REASONING_KEYS, Capabilities
@@ -90,14 +91,15 @@ def _with_content(message: Message, can: Capabilities) -> Message:
 def _with_ids(messages: Sequence[Message], can: Capabilities) -> list[Message]:
     """Calls have ids. Results without an id get those of the calls before them, in order."""
     found: list[Message] = []
-    waiting: dict[str, str] = {}  # names by the ids of calls without results
+    # names by the ids of calls without results; the first of a plain dict is found slowly
+    waiting: OrderedDict[str, str] = OrderedDict()
     n_calls = 0
     for message in messages:
         calls = message.get("tool_calls") or ()
         if calls:
             calls = [_with_id(call, n_calls + i) for i, call in enumerate(calls)]
             n_calls += len(calls)
-            waiting = {call.get("id", ""): _name(call) for call in calls}
+            waiting = OrderedDict((call.get("id", ""), _name(call)) for call in calls)
             found.append({**message, "tool_calls": calls})
         elif message.get("role") == "tool":
             found.append(_with_call(message, waiting, can))
@@ -228,26 +230,34 @@ def _has_pair(messages: Sequence[Message], first: str, second: str) -> bool:
 
 def _with_joined_users(messages: Sequence[Message]) -> list[Message]:
     found: list[Message] = []
-    for message in messages:
-        if message.get("role") == "user" and found and found[-1].get("role") == "user":
-            contents = [found[-1]["content"], message["content"]]
-            found[-1] = {**message, "content": _sum(contents, "\n\n")}
-        else:
-            found.append(message)
+    for is_user, run in groupby(messages, _is_user):
+        same = list(run)
+        is_joined = is_user and len(same) > 1
+        found += [{**same[-1], "content": _joined_in_turn(same)}] if is_joined else same
     return found
 
 
 def _with_texts_in_results(messages: Sequence[Message]) -> list[Message]:
     """A message of the user after the result of a call becomes the end of the result."""
     found: list[Message] = []
-    for message in messages:
-        last = found[-1] if found else {}
-        if message.get("role") == "user" and last.get("role") == "tool":
-            content = _sum([last["content"], message["content"]], "\n\n")
-            found[-1] = {**last, "content": content}
+    for is_user, run in groupby(messages, _is_user):
+        same = list(run)
+        if is_user and found and found[-1].get("role") == "tool":
+            found[-1] = {**found[-1], "content": _joined_in_turn([found[-1], *same])}
         else:
-            found.append(message)
+            found += same
     return found
+
+
+def _is_user(message: Message) -> bool:
+    return message.get("role") == "user"
+
+
+def _joined_in_turn(messages: Sequence[Message]) -> Any:
+    """The content of messages that are joined one after the other: the first texts are one."""
+    contents = [message["content"] for message in messages]
+    n = next((i for i, c in enumerate(contents) if not isinstance(c, str)), len(contents))
+    return _sum([*["\n\n".join(contents[:n])] * (n > 0), *contents[n:]], "\n\n")
 
 
 def _with_results_in_callers(messages: Sequence[Message]) -> list[Message]:
@@ -257,10 +267,15 @@ def _with_results_in_callers(messages: Sequence[Message]) -> list[Message]:
     before the calls is left out: the template would print it after the results.
     """
     found: list[Message] = []
+    results: list[Any] = []  # of the last message, if it is a caller
+    names: dict[Any, str] = {}  # of its calls
     for message in messages:
         last = found[-1] if found else {}
         if message.get("role") == "tool" and last.get("tool_calls"):
-            results = [*last.get("tool_responses", ()), _response(message, last)]
+            if last.get("tool_responses") is not results:
+                results = [*last.get("tool_responses", ())]
+                names = {call.get("id"): _name(call) for call in last["tool_calls"]}
+            results.append(_response(message, names))
             found[-1] = {**last, "tool_responses": results, "content": ""}
         elif _is_answer(message) and last.get("tool_responses") and not last["content"]:
             found[-1] = {**last, "content": message["content"]}
@@ -273,9 +288,8 @@ def _is_answer(message: Message) -> bool:
     return message.get("role") == "assistant" and not message.get("tool_calls")
 
 
-def _response(result: Message, caller: Message) -> Message:
+def _response(result: Message, names: Mapping[Any, str]) -> Message:
     """A result, with the name of its tool."""
-    names = {call.get("id"): _name(call) for call in caller["tool_calls"]}
     content, id = result["content"], result.get("tool_call_id", "")
     try:
         response = json.loads(content) if isinstance(content, str) else content

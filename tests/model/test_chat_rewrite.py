@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import pytest
 
 from lamella.base.errors import RequestError
+from lamella.model.chat.capabilities import Capabilities
+from lamella.model.chat.rewrite import rewritten
 from lamella.model.chat.template import ChatTemplate
 
 USER = {"role": "user", "content": "Hi"}
@@ -236,6 +238,57 @@ def test_texts_after_results_are_in_them_where_roles_must_alternate() -> None:
     assert render(source, *called({}), USER, REPLY).endswith("tool: r\n\nHi;assistant: Well;")
     free = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
     assert render(free, *called({}), USER).endswith("tool: r;user: Hi;")
+
+
+# --- long conversations: their time is linear ---
+
+MANY = 30_000
+
+
+def many_calls(ids: Sequence[str], results: Sequence[str]) -> list[Mapping[str, Any]]:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = [{**call, "id": id} for id in ids]
+    found = [{"role": "tool", "tool_call_id": id, "content": "r"} for id in results]
+    return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *found]
+
+
+class Takes:
+    """Capabilities of a template that takes everything, but for some."""
+
+    def __init__(self, **but: bool) -> None:
+        self.__dict__.update(but)
+
+    def __getattr__(self, name: str) -> Any:
+        return None if name == "reasoning_key" else name != "needs_trimmed"
+
+
+def can_all(**but: bool) -> Capabilities:
+    return cast(Capabilities, Takes(**{"takes_results_of_caller": False, **but}))
+
+
+@pytest.mark.timeout(60)
+def test_many_results_in_their_caller() -> None:
+    ids = [str(i) for i in range(MANY)]
+    [_, caller] = rewritten(many_calls(ids, ids), can_all(takes_results_of_caller=True))
+    assert len(caller["tool_responses"]) == MANY
+
+
+@pytest.mark.timeout(60)
+def test_many_results_without_ids() -> None:
+    ids = [str(i) for i in range(10 * MANY)]
+    found = rewritten(many_calls(ids, [""] * len(ids)), can_all())
+    assert [message["tool_call_id"] for message in found[2:]] == ids
+
+
+@pytest.mark.timeout(60)
+def test_many_messages_of_the_user_are_joined_once() -> None:
+    text = "x" * 500
+    users = [{"role": "user", "content": text}] * MANY
+    whole = "\n\n".join([text] * MANY)
+    [joined] = rewritten(users, can_all(takes_repeated_users=False))
+    assert joined["content"] == whole
+    last = rewritten([*called({}), *users], can_all(takes_user_after_results=False))[-1]
+    assert last["content"] == f"r\n\n{whole}"
 
 
 # --- variables ---
