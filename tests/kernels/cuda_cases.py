@@ -172,6 +172,9 @@ def chain_graphs() -> Iterator[Graph]:
     total = ops.add(x, y)
     yield Graph(ops.mul(ops.norm(x, 1e-5), weight))
     yield Graph(ops.mul(ops.norm(total, 1e-5), weight), total)
+    columns = Tensor(F32, (256, 5))
+    gate, up = (ops.mul_mat(Tensor(GGMLType.Q4_0, (256, 64)), columns) for _ in range(2))
+    yield Graph(ops.swiglu(gate, up))
 
 
 @cache

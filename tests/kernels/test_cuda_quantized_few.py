@@ -25,7 +25,7 @@ from quantized_run import (
 )
 from reference_run import Array, data, each_type, ids, leaf, normal, values_of
 
-from lamella.graph import GGMLType, GluOp, Graph, ops
+from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.ops import quantized
 from lamella.kernels.cuda.ops.activations import q8_column_bytes
 from lamella.kernels.cuda.table import CudaSource
@@ -170,3 +170,16 @@ def test_a_column_holds_values_scales_and_sums() -> None:
     assert (made[:, :512].view(np.int8) == q.reshape(3, 512)).all()
     assert (made[:, 512:576].view(np.float32) == scale).all()
     assert (made[:, 576:].view(np.int32) == q.sum(-1)).all()
+
+
+def test_experts_whose_rows_have_gaps_or_are_too_long_are_left_to_the_cpu() -> None:
+    chosen, columns = ids(np.zeros((2, 3), int)), leaf(normal(2, 1, 256))
+    whole = random_weights(GGMLType.Q4_0, 6, 40, 256)
+    every_second = ops.view(whole, (256, 20, 6), (whole.nb[0], 2 * whole.nb[1], whole.nb[2]))
+    assert quantized.supports(ops.mul_mat_id(whole, columns, chosen))
+    assert not quantized.supports(ops.mul_mat_id(every_second, columns, chosen))
+    long, columns = (
+        Tensor(GGMLType.Q4_0, (200 * CHUNK, 8, 6)),
+        Tensor(GGMLType.F32, (200 * CHUNK, 1, 2)),
+    )
+    assert not quantized.supports(ops.mul_mat_id(long, columns, chosen))

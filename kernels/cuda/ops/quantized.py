@@ -73,17 +73,18 @@ def _chunk_bytes(type: GGMLType) -> int:
     return CHUNK // type.block_size * type.type_size
 
 
-def _call(node: Tensor, tensors: Sequence[Tensor] = (), gate: Sequence[Number] = ()) -> CudaCall:
-    """The call of a product, or of two if there is a gate."""
-    if node.op is Op.MUL_MAT_ID or node.src[1].ne[1] == 1:
-        one = _call_of_one(node, tensors, gate)
-        if one is not None:
-            return one
-    return _call_of_few(node, tensors, gate)
+def _call(
+    node: Tensor, tensors: Sequence[Tensor] = (), gate: Sequence[Number] = ()
+) -> CudaCall | None:
+    """The call of a product, or of two if there is a gate; None if there is no kernel."""
+    if node.op is Op.MUL_MAT_ID:
+        return _call_of_one(node, tensors, gate)
+    one = _call_of_one(node, tensors, gate) if node.src[1].ne[1] == 1 else None
+    return one or _call_of_few(node, tensors, gate)
 
 
 def _call_of_few(node: Tensor, tensors: Sequence[Tensor], gate: Sequence[Number]) -> CudaCall:
-    """The call for groups of columns, or for pairs of a token and an expert."""
+    """The call for groups of columns."""
     a, x = node.src[:2]
     n_pieces = -(-(_chunk_bytes(a.type) + PIECE - 1) // PIECE) | 1
     stage = ROWS * PIECE * n_pieces + COLUMNS * COLUMN_SLOT
@@ -91,7 +92,7 @@ def _call_of_few(node: Tensor, tensors: Sequence[Tensor], gate: Sequence[Number]
     source = CudaSource.of("mul_mat_vec.cu", TYPE=a.type.name, THREADS=WARP * WARPS, SHARED=shared)
     names = _names(node)
     tiles = -(-a.ne[1] // (ROWS // 2 if gate else ROWS))
-    groups = -(-x.ne[1] // COLUMNS) if node.op is Op.MUL_MAT else 1
+    groups = -(-x.ne[1] // COLUMNS)
     kernel = CudaKernel(source, f"{names.gated if gate else names.single}_vec")
     grid: Dim3 = (tiles * groups, *names.others)
     columns = [prepared_q8(x)]
@@ -142,12 +143,16 @@ def supports(node: Tensor) -> bool:
     n = x.ne[2] * x.ne[3] if node.op is Op.MUL_MAT else max(node.ne[1:3])
     if n > MAX_GRID:
         return False
-    return a.type in TYPES and a.has_contiguous_rows and can_prepare_q8(x)
+    if a.type not in TYPES or not a.has_contiguous_rows or not can_prepare_q8(x):
+        return False
+    return node.op is not Op.MUL_MAT_ID or _call_of_one(node, (), ()) is not None
 
 
 def calls(node: Tensor) -> Sequence[CudaCall]:
     """The calls of a MUL_MAT or MUL_MAT_ID."""
-    return [_call(node)]
+    call = _call(node)
+    assert call is not None, f"{node!r} is not supported"
+    return [call]
 
 
 def can_gate(chain: GateUp) -> bool:
@@ -162,4 +167,5 @@ def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
     """The calls of two products and their GLU; None if there is no kernel."""
     if not can_gate(chain):
         return None
-    return [_call(chain.gate, chain.tensors, gate_of(chain.glu))]
+    call = _call(chain.gate, chain.tensors, gate_of(chain.glu))
+    return None if call is None else [call]

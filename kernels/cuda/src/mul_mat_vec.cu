@@ -406,24 +406,5 @@ template <bool GATED> DEVICE void mul_mat(const Params &p) {
     compute<GATED>(p, w);
 }
 
-// Grid: (tile, slot, token). The last tensor has the expert of each slot of a token.
-template <bool GATED> DEVICE void mul_mat_id(const Params &p) {
-    const Tensor &a = p.t[1], &x = p.t[2], &ids = p.t[GATED ? 4 : 3];
-    const u32 slot = blockIdx.y, token = blockIdx.z, n_x = static_cast<u32>(x.ne[1]);
-    const i64 id = *reinterpret_cast<const int *>(at(ids, slot * ids.nb[0], token, 0, 0));
-    if (id < 0 || id >= a.ne[2]) {
-        if (threadIdx.x == 0) fail(p, id, a.ne[2]);
-        return;
-    }
-    Work w = work_of<GATED>(p, blockIdx.x, id * a.nb[2], at(p.t[0], 0, slot, token, 0));
-    const i64 column = static_cast<i64>(token) * n_x + (n_x == 1 ? 0 : slot % n_x);
-    w.n_columns = 1;
-    w.columns = p.prepared[0] + column * q8_column_bytes(w.kp());
-    w.to_bytes = 0;
-    compute<GATED>(p, w);
-}
-
 KERNEL(mul_mat_vec, THREADS, BLOCKS_PER_SM) { mul_mat<false>(p); }
 KERNEL(gate_up_vec, THREADS, BLOCKS_PER_SM) { mul_mat<true>(p); }
-KERNEL(mul_mat_id_vec, THREADS, BLOCKS_PER_SM) { mul_mat_id<false>(p); }
-KERNEL(gate_up_id_vec, THREADS, BLOCKS_PER_SM) { mul_mat_id<true>(p); }
