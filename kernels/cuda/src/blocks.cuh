@@ -43,6 +43,21 @@ DEVICE const int *q8_sums(const char *column, i64 kp) {
     return reinterpret_cast<const int *>(column + kp + kp / BLOCK * 4);
 }
 
+// Matrix `number` of a batch of columns (tensor 2), counted over dimensions 2 and 3. Several may
+// share a matrix of weights (tensor 1), which begins at `weights` bytes.
+struct BatchMatrix {
+    i64 i2 = 0, i3 = 0, weights = 0;
+
+    DEVICE BatchMatrix(const Params &p, u32 number) {
+        const Tensor &a = p.t[1], &x = p.t[2];
+        const u32 n2 = static_cast<u32>(x.ne[2]), n3 = static_cast<u32>(x.ne[3]);
+        if (n2 == 1 && n3 == 1) return;
+        i2 = number % n2, i3 = number / n2;
+        weights = i2 / (n2 / static_cast<u32>(a.ne[2])) * a.nb[2] +
+                  i3 / (n3 / static_cast<u32>(a.ne[3])) * a.nb[3];
+    }
+};
+
 // --- the float steps ---
 
 // Add one block to a chunk's sum. `isum` and `a_sum` are integers below 2**24: exact as floats.

@@ -195,7 +195,8 @@ DEVICE void multiply_block(const Held &held, int b, const u32 (&column)[8], int 
 
 // The sum of the first `n_blocks` blocks of a chunk, of all if WHOLE, with the column's chunk in a
 // slot.
-template <class W, bool WHOLE> DEVICE float chunk_sum(const Held &held, const char *slot, int n_blocks) {
+template <class W, bool WHOLE>
+DEVICE float chunk_sum(const Held &held, const char *slot, int n_blocks) {
     float s = 0.0f;
 #pragma unroll
     for (int b = 0; b < CHUNK_BLOCKS; b++) {
@@ -221,7 +222,7 @@ template <class W, bool WHOLE> DEVICE float chunk_sum(const Held &held, const ch
         float w_scale, w_min;
         W::scales(held, b, w_scale, w_min);
         s = accumulate<W>(s, static_cast<float>(isum), a_d, static_cast<float>(a_sum), w_scale,
-                             w_min);
+                          w_min);
     }
     return s;
 }
@@ -325,17 +326,9 @@ DEVICE const char *column_of(const Params &p, i64 column) {
 
 // Grid: (warps' tiles, batch).
 template <bool GATED> DEVICE void mul_mat(const Params &p) {
-    const Tensor &a = p.t[1], &x = p.t[2];
-    u32 i2 = 0, i3 = 0;
-    i64 matrix = 0;
-    if (gridDim.y > 1) {
-        const u32 n2 = static_cast<u32>(x.ne[2]), n3 = static_cast<u32>(x.ne[3]);
-        i2 = blockIdx.y % n2, i3 = blockIdx.y / n2;
-        matrix = i2 / (n2 / static_cast<u32>(a.ne[2])) * a.nb[2] +
-                 i3 / (n3 / static_cast<u32>(a.ne[3])) * a.nb[3];
-    }
-    char *const to = at(p.t[0], 0, 0, i2, i3);
-    compute<GATED>(p, matrix, column_of(p, blockIdx.y), to);
+    const BatchMatrix matrix(p, blockIdx.y);
+    char *const to = at(p.t[0], 0, 0, matrix.i2, matrix.i3);
+    compute<GATED>(p, matrix.weights, column_of(p, blockIdx.y), to);
 }
 
 // Grid: (warps' tiles, slot, token). The last tensor has the expert of each slot of a token.

@@ -383,26 +383,20 @@ template <bool GATED> DEVICE Work work_of(const Params &p, u32 tile, i64 offset,
 // Grid: (tile and group of columns, batch). The groups of a tile are neighbors: they read the same
 // rows.
 template <bool GATED> DEVICE void mul_mat(const Params &p) {
-    const Tensor &a = p.t[1], &x = p.t[2], &y = p.t[0];
-    u32 tile = blockIdx.x, group = 0, i2 = 0, i3 = 0;
-    const int n_columns = static_cast<int>(x.ne[1]);
+    u32 tile = blockIdx.x, group = 0;
+    const int n_columns = static_cast<int>(p.t[2].ne[1]);
     if (n_columns > N_COLS) {
         const u32 n_groups = (n_columns + N_COLS - 1) / N_COLS;
         tile = blockIdx.x / n_groups, group = blockIdx.x % n_groups;
     }
-    i64 matrix = 0;
-    if (gridDim.y > 1) {
-        const u32 n2 = static_cast<u32>(x.ne[2]), n3 = static_cast<u32>(x.ne[3]);
-        i2 = blockIdx.y % n2, i3 = blockIdx.y / n2;
-        matrix = i2 / (n2 / static_cast<u32>(a.ne[2])) * a.nb[2] +
-                 i3 / (n3 / static_cast<u32>(a.ne[3])) * a.nb[3];
-    }
+    const BatchMatrix matrix(p, blockIdx.y);
     const int first = static_cast<int>(group) * N_COLS;
-    Work w = work_of<GATED>(p, tile, matrix, at(y, 0, first, i2, i3));
+    char *const to = at(p.t[0], 0, first, matrix.i2, matrix.i3);
+    Work w = work_of<GATED>(p, tile, matrix.weights, to);
     w.n_columns = n_columns - first > N_COLS ? N_COLS : n_columns - first;
     const i64 column = static_cast<i64>(blockIdx.y) * n_columns + first;
     w.columns = p.prepared[0] + column * q8_column_bytes(w.kp());
-    w.to_bytes = y.nb[1];
+    w.to_bytes = p.t[0].nb[1];
     compute<GATED>(p, w);
 }
 
