@@ -38,6 +38,7 @@ from .compute import CpuCompute
 from .ops.attention import MAX_TOKENS
 from .packed.buffer import RepackBuffer, RepackBufferType
 from .packed.formats import FORMATS
+from .packed.prefetch import choose_distance, known_distance
 from .pool import ThreadPool
 
 
@@ -100,7 +101,13 @@ class CpuDevice(Device):
         if folder is None:
             lines.append(f"computes with NumPy ({NO_JIT.name})")
         else:
-            lines += [f"packs {len(types)} types of weights", f"kernel cache: {folder}"]
+            known = known_distance()
+            facts["prefetch"] = None if known is None else known._asdict()
+            lines += [
+                f"packs {len(types)} types of weights",
+                "prefetches: not measured yet" if known is None else str(known),
+                f"kernel cache: {folder}",
+            ]
         return DeviceReport(facts, lines)
 
     def init_backend(self) -> CpuBackend:
@@ -145,6 +152,8 @@ class CpuBackend(Backend):
 
     def __init__(self, device: CpuDevice) -> None:
         super().__init__(device)
+        if not NO_JIT():
+            choose_distance()
         self._compute = device.new_compute()
 
     def free(self) -> None:

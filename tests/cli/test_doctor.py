@@ -57,13 +57,14 @@ def rows(table: str) -> list[list[str]]:
 def test_the_machine_and_its_cpu() -> None:
     done = lamella("doctor")
     assert (done.returncode, done.stderr) == (0, "")
-    first, cpu, packs, keeps, cuda, *_ = done.stdout.splitlines()
+    first, cpu, packs, prefetches, keeps, cuda, *_ = done.stdout.splitlines()
     assert first.startswith("Lamella   ")
     for text in (f"Python {platform.python_version()}", f"numba {numba.__version__}"):
         assert text in first
     assert cpu.startswith("CPU       ")
     assert " thread" in cpu and cpu.endswith(" free")
     assert re.search(r"packs \d+ types of weights$", packs)
+    assert re.search(r"prefetches(: not measured yet$| \d+ bytes ahead \(.* GB/s\)$)", prefetches)
     assert "kernel cache: /" in keeps
     assert cuda == f"CUDA      not used: {REASON}"
     found = rows(done.stdout)

@@ -6,20 +6,26 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from llvmlite import binding
 from test_cpu_simd_bytes import LANES, run
 
+from lamella.kernels.cpu.compiler.objects import AHEAD, SYMBOLS
 from lamella.kernels.cpu.simd.ints import to_f32
 from lamella.kernels.cpu.simd.lines import (
     LINE,
     SIGNED,
+    Line,
     Read,
     Values,
     dots,
     keep,
     pinned,
+    scaled_bytes,
     signed_entries,
 )
-from lamella.kernels.cpu.simd.memory import store_f32x16
+from lamella.kernels.cpu.simd.memory import load_f32x16, store_f32x16
+
+binding.add_symbol(AHEAD, SYMBOLS[AHEAD])  # these tests link their kernels by Numba
 
 N = 11  # lines: products in 16 bits are added by 8, 4, 2 or 1
 WORD = 4 * N  # offset of the column's word
@@ -101,3 +107,24 @@ def test_looked_up_entries() -> None:
     entries = np.array(table)
     expected = entries[line & 15][::4] + 100 * entries[line >> 4][2::4]
     assert (result == expected).all()
+
+
+def test_bytes_as_scaled_floats() -> None:
+    def unpack(read: Read) -> Iterator[Line]:
+        yield read(LINE).bits(4, 15).minus(3)
+        yield read(0).minus(-1)
+
+    floats = scaled_bytes(2, unpack)
+
+    def kernel(lines, scales, to):  # type: ignore[no-untyped-def]
+        result = floats(lines, load_f32x16(scales))
+        for i in range(8):
+            store_f32x16(to + 64 * i, result[i])
+
+    random = np.random.default_rng(0)
+    lines = random.integers(0, 256, (2, LINE), np.uint8)
+    scales = random.standard_normal(LANES).astype(np.float32)
+    result = np.zeros((8, LANES), np.float32)
+    run(kernel, lines, scales, result)
+    numbers = np.stack([(lines[1] >> 4) - 3, lines[0] + 1]).view(np.int8)
+    assert (result == numbers.reshape(8, LANES).astype(np.float32) * scales).all()

@@ -166,21 +166,21 @@ def load_all(kernels: Iterable[Kernel], progress: CompileProgress | None = None)
         )
     with _LOADING:
         missing = {k.name: k for k in kernels if k._address is None}
-        objects = _on_disk(missing)
+        objects = on_disk(missing)
         if objects:
             mark_used(cache_folder())
         if len(objects) < len(missing):
             missing |= {name: k for name, k in _WANTED.items() if k._address is None}
             _WANTED.clear()
-            objects = _on_disk(missing)
+            objects = on_disk(missing)
             slow = [k for name, k in missing.items() if name not in objects]
             objects |= _compiled(slow, progress)
         for name, address in load_objects(objects).items():
             missing[name]._address = address
 
 
-def _on_disk(names: Iterable[str]) -> dict[str, bytes]:
-    """The object files of these kernels in the cache, by name."""
+def on_disk(names: Iterable[str]) -> dict[str, bytes]:
+    """The object files of these kernels that are in the cache, by name."""
     files = {name: read(cache_folder(), f"{name}.o") for name in names}
     return {name: data for name, data in files.items() if data is not None}
 
@@ -205,7 +205,7 @@ def _compiled(kernels: Sequence[Kernel], progress: CompileProgress | None) -> di
         write(cache_folder(), f"{k.name}.o", data)
 
     with one_process(cache_folder(), waiting):
-        objects |= _on_disk(k.name for k in kernels)
+        objects |= on_disk(k.name for k in kernels)
         n_made = len(objects)  # by another process
         left = [k for k in kernels if k.name not in objects]
         compile_all(left, cache_folder().name, lambda n, name: report(n_made + n, name), keep)

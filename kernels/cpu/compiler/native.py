@@ -14,5 +14,9 @@ def native(kernel: Kernel) -> Callable[..., None]:
     Raises:
         BackendError: it cannot be compiled or loaded.
     """
-    n_args = kernel.function.__code__.co_argcount
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(kernel.address)
+    return native_at(kernel.address, kernel.function.__code__.co_argcount)
+
+
+def native_at(address: int, n_args: int) -> Callable[..., None]:
+    """Loaded machine code as a function of its ints, like `native`."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(address)

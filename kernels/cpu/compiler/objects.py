@@ -15,7 +15,11 @@ from typing import Any, Final
 from llvmlite import binding
 
 from ....base.errors import BackendError
-from .isa import target
+from .isa import has_feature, target
+
+# numbers that kernels read as addresses of symbols: linking sets them, and compiles nothing again
+AHEAD: Final = "lamella_ahead"  # bytes between a line and the one that is prefetched with it
+SYMBOLS: Final = {AHEAD: 0 if has_feature("avx512f") else 4096}
 
 _LOADED: Final[list[Any]] = []  # LLVM unloads unreferenced code
 _NUMBERS: Final = count()
@@ -32,6 +36,8 @@ def load_objects(objects: Mapping[str, bytes]) -> dict[str, int]:
 
 def _load(name: str, data: bytes) -> int:
     library = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
+    for symbol, number in SYMBOLS.items():
+        library.import_symbol(symbol, number)
     try:
         loaded = library.export_symbol(name).link(_linker(), f"{name}.{next(_NUMBERS)}")
     except RuntimeError as e:

@@ -40,7 +40,8 @@ from .unpacking import (
     iq4_xs_scale,
     last_scales,
     q2_k_scales,
-    q3_k_scale,
+    q3_k_first,
+    q3_k_last,
 )
 
 SINGLE_STEPS: Final[dict[GGMLType, Any]] = {}
@@ -317,44 +318,55 @@ def _q6_k(sum, p, column):
     return sum
 
 
-def _q3_k_unpack(tops: int, lines: int, half: int, part: int) -> Unpack:
-    """Values 16 * part ... of 4 blocks, the first or the last 4."""
+_Q3_K_LINES: Final = ((4, 12), (16, 20))  # of the low bits: the first, for each half and part
+
+
+def _q3_k_dots(half: int, first: int, n: int, part: int) -> Any:
+    """Products of values 16 * part ... of `n` blocks of a half, from block `first` on."""
 
     def unpack(read: Read) -> Iterator[Values]:
-        masks = keep(read, range(tops, tops + 4 * LINE, LINE))
+        masks = keep(read, range(8 * LINE * part, (8 * part + 4) * LINE, LINE))
         for j in range(4):
-            mask, line = masks(tops + LINE * j), read(lines + LINE * j)
-            for i in range(4):
-                at = COLUMN_BYTES * i + 16 * part + 4 * j
-                yield i, at, line.bits(2 * i, 3) | mask.bits(4 * half + i - 2, 4)
+            mask = masks(LINE * (8 * part + j))
+            line = read(LINE * (_Q3_K_LINES[half][part] + j))
+            for i in range(first, first + n):
+                at = COLUMN_BYTES * (i - first) + 16 * part + 4 * j
+                yield i - first, at, line.bits(2 * i, 3) | mask.bits(4 * half + i - 2, 4)
 
-    return unpack
-
-
-def _starts(part: int) -> list[int]:
-    return [COLUMN_BYTES * i + WORD + 4 * part for i in range(4)]
+    return dots(n, 7, unpack, [COLUMN_BYTES * i + WORD + 4 * part for i in range(n)])
 
 
+def _q3_k_blocks(half: int, first: int, n: int) -> Any:
+    """A function (sum, lines of a record, scales of a half, column) -> sum and its `n` blocks."""
+    low, high = (_q3_k_dots(half, first, n, part) for part in range(2))
+
+    @inlined
+    def run(sum, q, scales, column):
+        a, b = low(q, column), high(q, column)
+        for i in range(n):
+            j = 2 * (first + i)
+            sum = _add_16(sum, a[i], b[i], scales[j], scales[j + 1], column)
+            column += COLUMN_BYTES
+        return sum
+
+    return run
+
+
+# two blocks at once, as 16 registers have no room for more
 _q3_k_0, _q3_k_1, _q3_k_2, _q3_k_3 = (
-    dots(4, 7, _q3_k_unpack(LINE * tops, LINE * lines, half, part), _starts(part))
-    for tops, lines, half, part in ((0, 4, 0, 0), (8, 12, 0, 1), (0, 16, 1, 0), (8, 20, 1, 1))
+    _q3_k_blocks(half, first, 2) for half in range(2) for first in (0, 2)
 )
 
 
 @_single(GGMLType.Q3_K)
 def _q3_k(sum, p, column):
-    d, scales, q = load_f16x16(p + Q3_K.d), p + Q3_K.scales, p + Q3_K.hmask
-    first, second = _q3_k_0(q, column), _q3_k_1(q, column)
-    for i in range(4):
-        a, b = q3_k_scale(scales, 2 * i) * d, q3_k_scale(scales, 2 * i + 1) * d
-        sum = _add_16(sum, first[i], second[i], a, b, column)
-        column += COLUMN_BYTES
-    first, second = _q3_k_2(q, column), _q3_k_3(q, column)
-    for i in range(4):
-        a, b = q3_k_scale(scales, 2 * i + 8) * d, q3_k_scale(scales, 2 * i + 9) * d
-        sum = _add_16(sum, first[i], second[i], a, b, column)
-        column += COLUMN_BYTES
-    return sum
+    d, q, size = load_f16x16(p + Q3_K.d), p + Q3_K.hmask, 2 * COLUMN_BYTES
+    scales = q3_k_first(p + Q3_K.scales, d)
+    sum = _q3_k_0(sum, q, scales, column)
+    sum = _q3_k_1(sum, q, scales, column + size)
+    scales = q3_k_last(p + Q3_K.scales, d)
+    sum = _q3_k_2(sum, q, scales, column + 2 * size)
+    return _q3_k_3(sum, q, scales, column + 3 * size)
 
 
 def _q2_k_unpack(part: int) -> Unpack:

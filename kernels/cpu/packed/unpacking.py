@@ -7,7 +7,7 @@ tile's block of 32 values. Tested by tests/kernels/test_cpu_packed.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ....graph.types import GGMLType
@@ -25,6 +25,7 @@ from ..simd.bytes import (
 from ..simd.bytes import load_words as words_at
 from ..simd.calls import inlined
 from ..simd.ints import load_u8_i32x16, to_f32
+from ..simd.lines import LINE, Line, Read, scaled_bytes
 from ..simd.memory import load_e8m0x16, load_f16x16, load_i8x16, load_ue4m3x16
 from ..simd.vectors import splat
 from .formats import FORMATS
@@ -310,31 +311,37 @@ def _q6_k(multiply, size):
     return run
 
 
-@inlined
-def q3_k_scale(scales, j):
-    """Scale `j` of 16 rows. Their packed bytes begin at `scales`."""
-    low = load_u8_i32x16(scales + 16 * (j & 7)) >> (j >> 3) * 4 & 15
-    high = load_u8_i32x16(scales + 16 * (8 + (j & 3))) >> (j >> 2) * 2 & 3
-    return to_f32((low | high << 4) - 32)
+def _q3_k_scales(half: int) -> Any:
+    """A function (address of a record's packed scales, d) -> scales of a half, of 16 rows each."""
+
+    def unpack(read: Read) -> Iterator[Line]:
+        for i in range(2):  # 4 scales each
+            high = read(2 * LINE).bits(2 * (2 * half + i) - 4, 0x30)
+            yield (read(LINE * i).bits(4 * half, 15) | high).minus(32)
+
+    return scaled_bytes(2, unpack)
+
+
+q3_k_first, q3_k_last = _q3_k_scales(0), _q3_k_scales(1)
 
 
 @step(GGMLType.Q3_K)
 def _q3_k(multiply, size):
     @inlined
     def run(sums, p, columns):
-        d, scale, q = load_f16x16(p + Q3_K.d), p + Q3_K.scales, p + Q3_K.hmask
+        d, q = load_f16x16(p + Q3_K.d), p + Q3_K.hmask
+        scales = q3_k_first(p + Q3_K.scales, d)
         for i in range(4):
             _fetch_words(q + WORDS_BYTES * (i & 1) + AHEAD)
             low = bits_of(_q3_k_words(q + 4 * BYTES), i * 2, 3)
             words = with_bits(low, bits_of(_q3_k_words(q), i, 1), 2)
-            scales = q3_k_scale(scale, 2 * i) * d, q3_k_scale(scale, 2 * i + 1) * d
-            sums = multiply(sums, words, scales, columns)
+            sums = multiply(sums, words, (scales[2 * i], scales[2 * i + 1]), columns)
             columns += size
+        scales = q3_k_last(p + Q3_K.scales, d)
         for i in range(4):
             low = bits_of(load_words(q + 16 * BYTES), i * 2, 3)
             words = with_bits(low, bits_of(_q3_k_words(q), i + 4, 1), 2)
-            scales = q3_k_scale(scale, 2 * i + 8) * d, q3_k_scale(scale, 2 * i + 9) * d
-            sums = multiply(sums, words, scales, columns)
+            sums = multiply(sums, words, (scales[2 * i], scales[2 * i + 1]), columns)
             columns += size
         return sums
 

@@ -11,21 +11,20 @@ Tested by tests/kernels/test_cpu_lines.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from llvmlite import ir
 
 from ..compiler.isa import has_feature
+from ..compiler.objects import AHEAD
 from . import types
 from .byte_dots import HAS_PAIRS, emit_dot4, multiply_bytes, sums_of_pairs, with_sign
 from .bytes import BYTES, emit_nibble, joined, pack, parts_of, spread_word
 from .ints import call, i32x16
-from .vectors import f32x16, pointer_to, vector_function
+from .vectors import LANES, f32x16, linked_number, pointer_to, vector_function
 
 LINE: Final = BYTES
-# bytes between a line and the one that is prefetched with it; 0: none. Zen 4 reads ordered lines
-# faster without prefetches, Zen 3 needs them (measured).
-AHEAD: Final = 0 if has_feature("avx512f") else 4096
 LARGEST: Final = 127  # of a column's values
 SIGNED: Final = 255  # largest value of lines that are signed
 _MANY: Final = 8  # sums of which one register each is enough, and there is no room for more
@@ -56,6 +55,10 @@ class Line:
             move = b.lshr if shift > 0 else b.shl
             v = b.bitcast(move(b.bitcast(v, _V_I16), count), _V_I8)
         return Line(b, b.and_(v, ir.Constant(_V_I8, [mask] * BYTES)))
+
+    def minus(self, n: int) -> Line:
+        """Each byte minus `n`."""
+        return Line(self.b, self.b.sub(self.value, ir.Constant(_V_I8, [n] * BYTES)))
 
     def look_up(self, shift: int, entries: Sequence[int]) -> Line:
         """The entries of the low 4 bits of each byte (shift 0), or of the high ones (4)."""
@@ -114,6 +117,19 @@ def dots(n: int, largest: int, unpack: Unpack, starts: Sequence[int] = ()) -> An
     return vector_function(types.UniTuple(i32x16, n), (types.int64, types.int64), emit)
 
 
+def scaled_bytes(n: int, unpack: Callable[[Read], Iterator[Line]]) -> Any:
+    """A function (address of lines, 16 floats) -> signed bytes as floats, times these floats: 4
+    vectors for each of the `n` lines that `unpack(read)` yields."""
+
+    def emit(b: Any, address: Any, scales: Any) -> Any:
+        lines = unpack(partial(_read_line, b, address))
+        quarters = [part for line in lines for part in parts_of(b, line.value, LANES)]
+        floats = [b.sitofp(b.sext(part, _V_I32), scales.type) for part in quarters]
+        return pack(b, [b.fmul(x, scales) for x in floats])
+
+    return vector_function(types.UniTuple(f32x16, n * LINE // LANES), (types.int64, f32x16), emit)
+
+
 def keep(read: Read, offsets: Iterable[int]) -> Read:
     """Read lines that are needed several times: now, if there are 32 registers of this size."""
     if _REGISTER < LINE:
@@ -123,9 +139,8 @@ def keep(read: Read, offsets: Iterable[int]) -> Read:
 
 def _read_line(b: Any, address: Any, offset: int) -> Line:
     at = pointer_to(b, address, _I8)
-    if AHEAD:
-        ahead = b.gep(at, [_I64(offset + AHEAD)])
-        call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, _I32(0), _I32(3), _I32(1))
+    ahead = b.gep(b.gep(at, [_I64(offset)]), [linked_number(b, AHEAD)])
+    call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, _I32(0), _I32(3), _I32(1))
     parts, kind = [], ir.VectorType(_I8, _REGISTER)
     for i in range(0, LINE, _REGISTER):
         part = b.bitcast(b.gep(at, [_I64(offset + i)]), kind.as_pointer())

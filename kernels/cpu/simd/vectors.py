@@ -62,6 +62,12 @@ def call_intrinsic(b: Any, name: str, result: Any, args: list[Any]) -> Any:
     return b.call(function_named(b, ir.FunctionType(result, [a.type for a in args]), name), args)
 
 
+def linked_number(b: Any, name: str) -> Any:
+    """An int64 that linking sets: one of `compiler.objects.SYMBOLS`."""
+    symbol = b.module.globals.get(name) or ir.GlobalVariable(b.module, ir.IntType(8), name)
+    return b.ptrtoint(symbol, ir.IntType(64))
+
+
 def lanes_of(type: Any, n: float) -> Any:
     """A vector with the constant `n` in all lanes."""
     return ir.Constant(type, [n] * LANES if isinstance(type, ir.VectorType) else n)
