@@ -164,6 +164,16 @@ class RequestOptions(TypedDict, total=False):
 
     n_predict: int | None
     """most tokens to generate; -1: until an end token or a full context (default: -1)"""
+    context_shift: bool | None
+    """go on when the context is full, without its oldest tokens: the others become a new prompt.
+    Without a limit, a text then has as many tokens as the context (default: False)
+    """
+    n_keep: int | None
+    """tokens of the prompt that a shift keeps, besides its first special token; -1: all
+    (default: 0)
+    """
+    n_discard: int | None
+    """tokens after the kept ones that a shift drops; 0: half of them (default: 0)"""
     ignore_eos: bool | None
     """never sample an end token: continue to the limit (default: False)"""
     t_max_predict_ms: int | None

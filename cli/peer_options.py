@@ -201,9 +201,6 @@ MIROSTAT: Final = "Mirostat is not supported: use --temp with --top-p or --min-p
 NO_MIROSTAT: Final = "it is used only with --mirostat, which is off"
 
 REQUEST: Final = (
-    no_effect("--keep N", "a generation ends when the context is full: nothing is shifted out"),
-    only("off", "--context-shift / --no-context-shift", "contexts are not shifted",
-         "not supported yet: a generation ends when the context is full"),
     only("on", "-cb --cont-batching / -nocb --no-cont-batching",
          "requests are always batched continuously",
          "requests are always batched continuously: -np 1 runs one at a time"),

@@ -166,6 +166,26 @@ class GenerationParams(Options):
         high=INT32_MAX,
         help="most tokens to generate; -1: until an end token or a full context",
     )
+    context_shift: bool = option(
+        False,
+        "--context-shift",
+        off=("--no-context-shift",),
+        help="go on when the context is full, without its oldest tokens: the others become a new "
+        "prompt. Without a limit, a text then has as many tokens as the context",
+    )
+    n_keep: int = option(
+        0,
+        "--keep",
+        low=-1,
+        high=INT32_MAX,
+        help="tokens of the prompt that a shift keeps, besides its first special token; -1: all",
+    )
+    n_discard: int = option(
+        0,
+        low=0,
+        high=INT32_MAX,
+        help="tokens after the kept ones that a shift drops; 0: half of them",
+    )
     ignore_eos: bool = option(
         False, "--ignore-eos", help="never sample an end token: continue to the limit"
     )

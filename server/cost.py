@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..model.sampling import SamplingParams
+from ..runtime.engine.policy import n_predict_of
 from .tasks import GenerationTask
 
 # estimated from the sizes of Python's objects and of arrays, rounded up
@@ -41,8 +42,10 @@ N_VALUE_BYTES: Final = 96  # an object with a field, in a list
 
 
 def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
-    """The most bytes that a task takes. A choice ends at `n_predict`, or if the context is full."""
-    n_predict, stop = task.params.generation.n_predict, task.body.stop
+    """The most bytes that a task takes. A choice ends at `n_predict`, or if the context is full and
+    does not shift."""
+    generation, stop = task.params.generation, task.body.stop
+    n_predict = n_predict_of(generation, n_ctx)
     n_bias = len(task.params.sampling.logit_bias)
     position = N_TOKEN_BYTES + _position_probs(task)
     total = N_BIAS_BYTES * n_bias + _breakers(task.params.sampling, n_vocab)
@@ -50,8 +53,10 @@ def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
     fixed = N_CHOICE_BYTES + N_CHOICE_BIAS_BYTES * n_bias + _windows(task.params.sampling, n_ctx)
     fixed += N_STOP_BYTES * len(stop) + N_HELD_CHAR_BYTES * max(map(len, stop), default=0)
     for prompt in task.prompts:
-        n_room = max(n_ctx - len(prompt), 0)
-        n = n_room if n_predict < 0 else min(n_predict, n_room)
+        n = n_predict
+        if not generation.context_shift:
+            n_room = max(n_ctx - len(prompt), 0)
+            n = n_room if n < 0 else min(n, n_room)
         choice = fixed + N_COPY_BYTES * len(prompt) + position * n
         total += N_TOKEN_BYTES * len(prompt) + task.body.n_choices * choice
     return total

@@ -35,7 +35,7 @@ N_FIELDS_MAX: Final = 1000  # of a body; checks of the names are single calls
 MEANINGLESS: Final = frozenset(
     {
         *("adaptive_decay", "mirostat_eta", "mirostat_tau"),  # of samplers that are refused
-        *("backend_sampling", "guided_decoding_backend", "n_cache_reuse", "n_discard", "n_keep"),
+        *("backend_sampling", "guided_decoding_backend", "n_cache_reuse"),
         *("metadata", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
         *("verbose", "verbosity"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from ..params import GenerationParams
 from .job import StopType
@@ -52,6 +52,8 @@ class JobState(Protocol):
 
 
 State = TypeVar("State", bound=JobState)
+
+MIN_SHIFTED: Final = 4  # tokens that a shift does not keep, as in llama-server
 
 
 # --- admission ---
@@ -232,3 +234,31 @@ def limit_of(
     if n_tokens >= n_ctx:
         return StopType.LIMIT, True
     return None, False
+
+
+def n_predict_of(params: GenerationParams, n_ctx: int) -> int:
+    """The most tokens that a job predicts; -1: no limit but the context."""
+    if params.context_shift and params.n_predict < 0:
+        return n_ctx
+    return params.n_predict
+
+
+def shifted(
+    tokens: Sequence[int], n_prompt: int, params: GenerationParams, bos: int | None
+) -> list[int]:
+    """The tokens that a job goes on with when the context is full.
+
+    As in llama-server, `n_keep` tokens stay at the begin, and `n_discard` or half of the others
+    leave after them. At least one stays, and one leaves, after the kept ones.
+
+    Args:
+        tokens: those of the prompt and the predicted ones.
+        n_prompt: tokens of the first prompt. At most these are kept.
+        params: `n_keep` and `n_discard`.
+        bos: the token that begins a text. If it does, it is kept beyond `n_keep`.
+    """
+    n_keep = n_prompt if params.n_keep < 0 else params.n_keep + (tokens[0] == bos)
+    n_keep = min(n_keep, n_prompt, len(tokens) - MIN_SHIFTED)
+    n_rest = len(tokens) - n_keep
+    n_discard = min(params.n_discard or n_rest // 2, n_rest - 1)
+    return [*tokens[:n_keep], *tokens[n_keep + n_discard :]]

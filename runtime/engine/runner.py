@@ -290,6 +290,13 @@ class Runner:
             ticket.leave()
             self._queue.put_back(ticket)
 
+    def _shift(self, ticket: Ticket) -> None:
+        """Let a job whose context is full go on without its oldest tokens, as if the others were
+        its prompt: it shares the kept prefix, and evaluates what follows at its new positions."""
+        self._preempt(ticket)
+        bos = self._vocab.bos
+        ticket.shift(policy.shifted(ticket.tokens, ticket.n_prompt, ticket.params, bos))
+
     def _compute(self, plan: BatchPlan) -> None:
         self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
         self._masks.begin([each.matcher for each in plan.guided if each.matcher is not None])
@@ -382,10 +389,14 @@ class Runner:
             return StopType.EOS
         late = ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token)
         if late or len(ticket.tokens) >= ticket.n_most:
-            n_predict = ticket.params.n_predict
-            limit, ticket.truncated = policy.limit_of(
+            n_predict = policy.n_predict_of(ticket.params, self.n_ctx)
+            limit, is_full = policy.limit_of(
                 ticket.n_predicted, n_predict, len(ticket.tokens), self.n_ctx, late
             )
+            if is_full and ticket.params.context_shift:
+                self._shift(ticket)
+                return None
+            ticket.truncated |= is_full
             return limit
         return None
 

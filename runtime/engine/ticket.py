@@ -13,6 +13,7 @@ from ...model.kv_prefix import Node
 from ...model.kv_sequence import KVSequence
 from ...model.sampling import Sampler
 from .job import Job, Result, StopType, Timings
+from .policy import n_predict_of
 from .thinking import ThinkingTracker
 
 
@@ -39,6 +40,7 @@ class Ticket:
         "matcher",
         "n_cached",
         "n_done",
+        "n_dropped",
         "n_most",
         "n_probs",
         "n_prompt",
@@ -83,6 +85,7 @@ class Ticket:
         self.n_top = 0 if job.needs_logits else sampler.n_top
         self.n_prompt = len(job.prompt)
         self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
+        self.n_dropped = 0  # tokens that shifts of the context removed
         self.seq: KVSequence | None = None  # None while the job waits
         self.shared: Node | None = None  # the last page that later jobs can share
         self.n_cached = 0  # prompt tokens that the pool held at the first start
@@ -106,7 +109,7 @@ class Ticket:
     @property
     def n_predicted(self) -> int:
         """Number of tokens sampled so far."""
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) + self.n_dropped - self.n_prompt
 
     @property
     def n_reasoning(self) -> int:
@@ -120,8 +123,9 @@ class Ticket:
 
     def enter(self, seq: KVSequence, now: float, n_ctx: int) -> None:
         """Start or restart with a sequence that holds the first tokens, in a context of `n_ctx`."""
-        n_predict = self.params.n_predict
-        self.n_most = n_ctx if n_predict < 0 else min(self.n_prompt + n_predict, n_ctx)
+        n_predict = n_predict_of(self.params, n_ctx)
+        n_last = self.n_prompt - self.n_dropped + n_predict
+        self.n_most = n_ctx if n_predict < 0 else min(n_last, n_ctx)
         self.seq = seq
         self.n_done = seq.length
         if not self.t_start:
@@ -135,6 +139,12 @@ class Ticket:
         self.seq = self.shared = None
         self.decoding = False
         self.n_done = 0
+
+    def shift(self, tokens: list[int]) -> None:
+        """Go on with fewer tokens, after `leave`."""
+        self.n_dropped += len(self.tokens) - len(tokens)
+        self.tokens = tokens
+        self.truncated = True
 
     def result(self, stop_type: StopType) -> Result:
         """The result for the sink."""

@@ -55,6 +55,7 @@ class FakeVocab:
     n_tokens = N_VOCAB
     n_piece_bytes_max = max(map(len, PIECES))
     eog = frozenset({EOS})
+    bos: int | None = 1
     suppressed: frozenset[int] = frozenset()
     control_ids = frozenset({0, 1, EOS})
     special_ids: ClassVar[dict[str, int]] = {}

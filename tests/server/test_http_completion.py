@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fake_context import expected
-from http_world import BOS, RunningServer, running
+from fake_context import FakeContext, expected
+from http_world import BOS, RunningServer, make_model, running
 
 from lamella.model.sampling import SamplingParams
 
@@ -55,6 +55,21 @@ def test_the_native_reply(server: RunningServer, path: str) -> None:
     assert timings.keys() == TIMINGS
     assert (settings["seed"], settings["temperature"], settings["n_predict"]) == (7, 0, 5)
     assert settings.keys() >= {"top_k", "samplers", "stop", "n_probs", "ignore_eos", "stream"}
+
+
+def test_a_context_shift() -> None:
+    with running(lambda: make_model(FakeContext(32))) as server:
+        asked = {"prompt": "abc", "n_predict": 100, "ignore_eos": True, "seed": 1}
+        full = server.ok("/completion", **asked)
+        assert (full["truncated"], full["tokens_predicted"]) == (True, 28)
+        shifted = server.ok("/completion", **asked, context_shift=True, n_keep=2, n_discard=8)
+        assert (shifted["truncated"], shifted["tokens_predicted"]) == (True, 100)
+        assert shifted["content"].startswith(full["content"])
+        assert shifted["stop_type"] == "limit"
+        settings = shifted["generation_settings"]
+        assert (settings["n_keep"], settings["n_discard"]) == (2, 8)
+        refused = server.post("/completion", {**asked, "n_keep": -2})
+        assert refused.status == 400 and "n_keep" in refused.error["message"]
 
 
 def test_return_tokens(server: RunningServer) -> None:

@@ -51,6 +51,16 @@ def test_a_cost_grows_with_all_that_a_reply_keeps() -> None:
     assert cost_of(n=3) > 2 * cost_of()
 
 
+def test_a_text_whose_context_shifts_may_be_longer_than_it() -> None:
+    def cost(n_predict: int) -> int:
+        params = RequestParams.make({"n_predict": n_predict, "context_shift": True})
+        task = GenerationTask(body=GenerationBody(), params=params, prompts=[(1, 2)])
+        return request_cost(task, N_CTX, N_VOCAB)
+
+    assert cost(-1) == cost(N_CTX) > cost_of()
+    assert cost(10**9) > 10**11
+
+
 @pytest.mark.parametrize(
     "raw",
     [
