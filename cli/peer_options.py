@@ -257,7 +257,6 @@ SERVE: Final = (
     no_effect("--threads-http N", "connections need no threads of their own"),
     no_effect("--props", "POST /props has nothing to set", env="ENDPOINT_PROPS"),
     no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
-    refused("--slot-save-path DIR", LATER),
     refused("--models-dir DIR", ROUTER),
     refused("--models-preset FILE", ROUTER),
     no_effect("--models-max N", ROUTER),

@@ -148,6 +148,22 @@ class PrefixTree:
         self._prune(node)
         return node
 
+    def forget(self, tokens: Sequence[int], salt: str = "") -> int:
+        """Remove the pages of `tokens` that no longer prefix needs. Return the number of tokens of
+        `tokens` that are no longer in the tree."""
+        node, raw, begin = self._roots.get(salt), _raw(tokens), 0
+        while node is not None and begin < len(raw):
+            child = self._child(node, raw[begin : begin + self._n_bytes])
+            if child is None:
+                break
+            node, begin = child, begin + len(child.key)
+        n_known = n = min(begin, len(raw)) // TOKEN_BYTES
+        while node is not None and node.parent is not None and not node.children:
+            parent = node.parent
+            self._remove(node)
+            n, node = parent.end, parent
+        return n_known - n
+
     def confirm(self) -> None:
         """Nothing is in flight any more: all keys and values are computed."""
         self._unsure.clear()

@@ -28,7 +28,14 @@ from ..base.errors import LamellaError
 from ..base.log import Lines, get_logger
 from ..base.log_output import log_in_background
 from ..base.malloc import return_large_blocks
-from . import routes, routes_control, routes_embed, routes_generate, routes_missing
+from . import (
+    routes,
+    routes_control,
+    routes_embed,
+    routes_generate,
+    routes_missing,
+    routes_slots,
+)
 from .bodies import discard_rest
 from .clients import KEY, network_of
 from .config import ServerConfig
@@ -85,6 +92,7 @@ def create_app(state: ServerState) -> web.Application:
             *routes.ROUTES,
             *routes_generate.ROUTES,
             *routes_control.ROUTES,
+            *routes_slots.ROUTES,
             *routes_embed.ROUTES,
             *responses.ROUTES,
             *routes_missing.ROUTES,

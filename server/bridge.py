@@ -80,6 +80,11 @@ class Choice:
         """The text so far."""
         return "".join(self.texts)
 
+    @property
+    def slot(self) -> int:
+        """The slot that it got last; the one that it wants before it runs, -1 is any."""
+        return -1 if self.ticket is None else self.ticket.slot
+
     def add(self, event: Event, t: float) -> list[Delta]:
         """Update the state with an event. Return what it adds to the answer of a chat."""
         self.t_last = t
@@ -231,6 +236,7 @@ class Bridge:
                 post_sampling_probs=body.post_sampling_probs,
                 owner=self._owner,
                 salt=self._salt,
+                slot=body.id_slot,
             )
             choice.ticket = self._engine.submit(job)
             self._add_ticket(choice.ticket)

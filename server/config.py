@@ -184,6 +184,15 @@ class ServerConfig(Options):
         env="ENDPOINT_SLOTS",
         help="enable GET /slots, the running requests",
     )
+    slot_save_path: str = option(
+        "",
+        "--slot-save-path",
+        metavar="DIR",
+        check=_folder,
+        help="folder where POST /slots/ID?action=save writes evaluated prefixes; its clients are "
+        "trusted: they may fill the disk",
+        default_text="none: saving is off",
+    )
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"
     )

@@ -178,7 +178,7 @@ class NativeReplies(Replies):
             "content": text,
             "tokens": tokens,
             "stop": False,
-            "id_slot": -1,
+            "id_slot": choice.slot,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": choice.n_prompt,
         }
@@ -202,7 +202,7 @@ class NativeReplies(Replies):
             "index": choice.index,
             "content": "" if streamed else choice.text,
             "tokens": list(choice.tokens) if body.return_tokens and not streamed else [],
-            "id_slot": -1,
+            "id_slot": choice.slot,
             "stop": True,
             "model": self.model.alias,
             "tokens_predicted": result.n_predicted,

@@ -37,11 +37,6 @@ MISSING: Final = (
         ("/infill",),
     ),
     Missing(
-        "saved slots",
-        "requests with the whole prompt, as a shared prefix is reused by itself",
-        ("/slots/*",),
-    ),
-    Missing(
         "LoRA adapters",
         "a model file with the adapter merged into it",
         ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),

@@ -169,7 +169,7 @@ class GenerationBody(Body):
     timings_per_token: bool = False
     response_fields: Annotated[list[str], FailFast(), Field(max_length=N_RESPONSE_FIELDS_MAX)] = []
     sse_ping_interval: int | None = Field(default=None, ge=-1, le=INT32_MAX)  # the server's
-    id_slot: int = Field(default=-1, ge=-1)  # accepted, without effect: Lamella has no slots
+    id_slot: int = Field(default=-1, ge=-1)  # the slot that it gets if that is free
 
     @model_validator(mode="before")
     @classmethod

@@ -62,6 +62,7 @@ class ServerState:
         self.bodies = BodyMemory(MIB * max(N_MIB_BODIES, N_LONGEST * config.max_body))
         self.writers = Turns(2)  # of making the JSON of whole replies, piece by piece
         self.pace = RequestPace()
+        self.slot_files = asyncio.Lock()  # one is written or read at a time
         self.discards = Turns()  # of bodies of refused requests
         self.traces: Traces | None = None  # with --otel, while the server runs
         self.running = RunningRequests()

@@ -57,6 +57,7 @@ class GGUFFile:
 
     Attributes:
         path: the file; the first one of a split model.
+        paths: all files.
         version: version of the format, 2 or 3.
         metadata: metadata of the first file.
         tensors: the tensors of all files by name, in the order of the files.
@@ -66,6 +67,7 @@ class GGUFFile:
     def __init__(self, shards: list[_Shard]) -> None:
         self._shards = shards
         self.path = shards[0].path
+        self.paths = tuple(shard.path for shard in shards)
         self.version = shards[0].header.version
         self.metadata = shards[0].header.metadata
         self.tensors = {t.name: t for s in shards for t in s.header.tensors.values()}

@@ -21,6 +21,7 @@ from typing import TypeVar
 from ...base.errors import ClosedError, ContextSizeError, RequestError
 from ...model.context import Context
 from ...model.guide import Compiler, Matcher
+from ...model.kv_prefix import PrefixTree
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
 from ..params import EngineParams
@@ -30,6 +31,7 @@ from .job import Job
 from .pulse import Pulse
 from .queue import Call, JobQueue
 from .runner import Runner
+from .slots import Slots
 from .thinking import ThinkingTracker
 from .ticket import Ticket
 from .worker import Worker
@@ -77,6 +79,16 @@ class Engine:
     def counters(self) -> Counters:
         """Counters since the start."""
         return self._runner.counters
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of running jobs. Other threads may read `last`."""
+        return self._runner.slots
+
+    @property
+    def prefixes(self) -> PrefixTree:
+        """The prefixes in the pool. Only for the work of `call`."""
+        return self._runner.prefixes
 
     @property
     def n_running(self) -> int:

@@ -144,6 +144,7 @@ class Job:
         n_probs: number of tokens at each position whose log-probabilities the sink gets; 0: none.
         post_sampling_probs: probabilities after the samplers, not the model's own.
         owner: the client and the request that it is for.
+        slot: the slot that it wants, see `Slots`; -1: any.
         salt: only jobs of equal salts share prefixes and compiled grammars.
     """
 
@@ -156,6 +157,7 @@ class Job:
     post_sampling_probs: bool = False
     owner: Owner = NOBODY
     salt: str = ""
+    slot: int = -1
 
     @property
     def needs_logits(self) -> bool:

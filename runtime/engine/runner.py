@@ -47,6 +47,7 @@ from .pace import Pace
 from .pulse import Pulse
 from .queue import JobQueue
 from .shares import Owner
+from .slots import SlotContent, Slots
 from .ticket import Ticket
 
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class Runner:
 
     Attributes:
         running: the running jobs, oldest first.
+        slots: the numbers of running jobs.
         prefixes: token sequences in the pool, of jobs that run or have ended.
         n_ctx: the most tokens of a job. A job that runs alone always gets pages for that many.
     """
@@ -108,6 +110,7 @@ class Runner:
         self.counters = Counters()
         self.running: list[Ticket] = []
         self.prefixes = PrefixTree(context.pool)
+        self.slots = Slots(n_parallel)
         self.n_ctx = context.n_ctx_seq
         self._context = context
         self._vocab = vocab
@@ -214,6 +217,7 @@ class Runner:
             now = time.perf_counter()
             if not ticket.t_start:
                 self.counters.started(ticket, now)
+            ticket.slot = self.slots.take(ticket.slot)
             ticket.enter(seq, now, self.n_ctx)
             if self.prefixes.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
@@ -286,6 +290,7 @@ class Runner:
             self._synchronize()
         if ticket.seq is not None:  # else it has just failed, in _synchronize
             self.running.remove(ticket)
+            self.slots.leave(ticket.slot)
             self._share_prefix(ticket, ended=True)
             ticket.leave()
             self._queue.put_back(ticket)
@@ -469,6 +474,8 @@ class Runner:
             ticket.matcher.close()
         if ticket.seq is not None:
             self.running.remove(ticket)
+            tokens = ticket.tokens[: ticket.n_evaluated]
+            self.slots.leave(ticket.slot, SlotContent(tokens, ticket.salt))
             self._queue.end(ticket)
             self._share_prefix(ticket, ended=True)
             ticket.leave()

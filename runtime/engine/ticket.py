@@ -55,6 +55,7 @@ class Ticket:
         "settled",
         "shared",
         "sink",
+        "slot",
         "t_end",
         "t_first",
         "t_last",
@@ -78,6 +79,7 @@ class Ticket:
         self.thinking = thinking  # follows the reasoning of the text; None if it has none
         self.owner = job.owner
         self.salt = job.salt
+        self.slot = job.slot  # once it has started, the one that it got
         self.params = job.params.generation
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs

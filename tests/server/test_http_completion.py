@@ -40,7 +40,7 @@ def test_the_native_reply(server: RunningServer, path: str) -> None:
         "index": 0,
         "content": text_of(server, "abc", 5, temperature=0),
         "tokens": [],
-        "id_slot": -1,
+        "id_slot": 0,
         "stop": True,
         "model": "fake",
         "tokens_predicted": 5,

@@ -1,0 +1,59 @@
+"""The keys and values of a sequence as bytes: read, or written to another one of equal length.
+
+A part has the cells of a sequence in a layer, of its keys or its values; where the layer has a
+window, those from the window's first page on. No computation that uses the sequence may be in
+flight, and it is not empty. Knows no files. Tested by tests/model/test_prefix_file.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..alloc.buffer import Bytes, tensor_get, tensor_set
+from ..graph.tensor import Tensor
+from .kv_memory import MemoryGroup
+from .kv_sequence import KVPool, KVSequence
+
+
+def read_parts(groups: Sequence[MemoryGroup], seq: KVSequence) -> list[Bytes]:
+    """The bytes of each part: of each layer its keys, then its values, group by group."""
+    found = []
+    for tensor, ranges in _parts(groups, seq):
+        size = tensor.nb[1]
+        read = [tensor_get(tensor, begin * size, n * size) for begin, n in ranges]
+        found.append(np.concatenate(read))
+    return found
+
+
+def write_parts(groups: Sequence[MemoryGroup], seq: KVSequence, parts: Sequence[Bytes]) -> None:
+    """Write what `read_parts` returned for a sequence of equal length."""
+    for (tensor, ranges), data in zip(_parts(groups, seq), parts, strict=True):
+        size, at = tensor.nb[1], 0
+        for begin, n in ranges:
+            tensor_set(tensor, data[at : at + n * size], begin * size)
+            at += n * size
+
+
+def part_sizes(groups: Sequence[MemoryGroup], pool: KVPool, length: int) -> list[int]:
+    """The bytes of each part of a sequence of this length."""
+    sizes = []
+    for group in groups:
+        n = length - pool.first_page(group.pool, length) * pool.page_size
+        for _, layer in sorted(group.layers.items()):
+            sizes += [n * layer.k.nb[1], n * layer.v.nb[1]]
+    return sizes
+
+
+def _parts(
+    groups: Sequence[MemoryGroup], seq: KVSequence
+) -> Iterator[tuple[Tensor, list[tuple[int, int]]]]:
+    """Each tensor of cells, with the ranges that a sequence has in it: first cell, number."""
+    for group, pages in zip(groups, seq.pages, strict=True):
+        first = seq.pool.first_page(group.pool, seq.length) * seq.pool.page_size
+        cells = pages.cells(first, seq.length)
+        runs = np.split(cells, np.flatnonzero(np.diff(cells) != 1) + 1)
+        ranges = [(int(run[0]), len(run)) for run in runs]
+        for _, layer in sorted(group.layers.items()):
+            yield from ((layer.k, ranges), (layer.v, ranges))

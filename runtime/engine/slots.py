@@ -1,0 +1,43 @@
+"""The slots of a server's clients: numbers of running jobs, and the tokens of their last ones.
+
+The engine has no slots: any job may reuse any prefix. A number only names what a job left in the
+pool, so that a client can save it. A job gets the slot that it names, if that is free, else the
+first free one. Used by the engine's thread; others may read `last`.
+Tested by tests/runtime/test_engine_slots.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class SlotContent(NamedTuple):
+    """The tokens that the last job of a slot evaluated, and its salt."""
+
+    tokens: Sequence[int]
+    salt: str
+
+
+class Slots:
+    """`n` slots, numbered from 0 on."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.last = dict[int, SlotContent]()
+        self._taken = set[int]()
+
+    def take(self, wanted: int) -> int:
+        """Return a free slot: `wanted`, modulo their number, if it is free and not negative."""
+        if wanted >= 0 and wanted % self.n not in self._taken:
+            slot = wanted % self.n
+        else:
+            slot = next(i for i in range(self.n) if i not in self._taken)
+        self._taken.add(slot)
+        return slot
+
+    def leave(self, slot: int, content: SlotContent | None = None) -> None:
+        """Free a slot. `content` is what a job leaves that has ended."""
+        self._taken.discard(slot)
+        if content is not None:
+            self.last[slot] = content

@@ -1,0 +1,76 @@
+"""The identity of a model's keys and values: all that their bits depend on, besides tokens.
+
+Files of saved prefixes have it. Keys and values of two processes are equal if their identities
+are: the same weights, metadata and types of keys and values, computed by the same kernels of the
+same instruction set, on the same devices. Tested by tests/runtime/test_saved_prefixes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from .. import kernels
+from ..base.errors import ModelFileError
+from ..base.settings import NO_JIT
+from ..kernels.cpu.compiler.isa import target
+from ..model.gguf import open_gguf
+from ..model.prefix_file import Identity
+from .instance import Instance
+
+_CHUNK: Final = 1 << 24
+
+
+def keys_identity(instance: Instance) -> Identity:
+    """The identity of an open model. The first call reads its files, about a second for a GB.
+
+    Raises:
+        ModelFileError: a file of the model cannot be read any more.
+    """
+    context = instance.context
+    model, params = context.model, instance.params
+    places = sorted((name, home.device.name, home.buft.name) for name, home in model.homes.items())
+    devices = [device.description for device in model.placement.devices]
+    kv = [model.kv_home(il).name for il in range(model.hp.n_layer)]
+    return {
+        "model": _digest_of_files(str(model.path)),
+        "metadata options": _digest(repr(params.metadata)),
+        "positions": model.arch.describe(context.n_ctx) or "the model's",
+        "type of keys": params.context.type_k.name,
+        "type of values": params.context.type_v.name,
+        "placement": _digest(repr((places, kv, params.placement.op_offload))),
+        "kernels": _digest(repr((_digest_of_kernels(), target(), bool(NO_JIT()), devices))),
+    }
+
+
+@cache
+def _digest_of_files(path: str) -> str:
+    """Of the bytes of all files of a model. They are read once in a process."""
+    found = blake2b(digest_size=16)
+    with open_gguf(path, header_only=True) as file:
+        paths: Sequence[Path] = file.paths
+    try:
+        for each in paths:
+            with each.open("rb") as data:
+                while chunk := data.read(_CHUNK):
+                    found.update(chunk)
+    except OSError as e:
+        raise ModelFileError(f"{path}: cannot be read: {e.strerror or e}") from e
+    return found.hexdigest()
+
+
+@cache
+def _digest_of_kernels() -> str:
+    """Of the sources of all kernels."""
+    found = blake2b(digest_size=16)
+    folder = Path(str(kernels.__file__)).parent
+    for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.cu*"))):
+        found.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()
