@@ -68,7 +68,7 @@ def data_bytes(t: Tensor) -> int:
 
 
 def _read_bytes(node: Tensor, i: int, used: KnownUse) -> int:
-    """The bytes that the node reads of its i-th source."""
+    """The bytes that the node reads of its i-th source; of adapters, as if tokens had all."""
     src = node.src[i]
     match node.op, i:
         case Op.GET_ROWS, 0:
@@ -95,8 +95,10 @@ def _written_bytes(node: Tensor) -> int:
 
 
 def _mul_adds(node: Tensor, used: KnownUse) -> int:
-    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
+    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID, Op.LORA_A):
         return node.src[0].ne[0] * node.n_elements
+    if node.op is Op.LORA_B:
+        return node.src[2].ne[0] * node.n_elements
     if node.op is Op.FLASH_ATTN_EXT:
         head_dim_k, n_head, n_tokens, _ = node.src[0].ne
         n_cells, n_swa = node.src[1].ne[1], params_of(node, AttnParams).n_swa

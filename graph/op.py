@@ -42,6 +42,8 @@ class Op(IntEnum):
     MUL_MAT = auto()
     MUL_MAT_ID = auto()
     FLASH_ATTN_EXT = auto()
+    LORA_A = auto()  # this and the next are not in ggml
+    LORA_B = auto()
     # moving data
     GET_ROWS = auto()
     SET_ROWS = auto()
@@ -79,6 +81,7 @@ INPLACE_OPS = frozenset(
         Op.RMS_NORM,
         Op.CLAMP,
         Op.SOFT_MAX,
+        Op.LORA_B,
     }
 )
 

@@ -204,8 +204,8 @@ def inplace_sources(node: Tensor) -> Sequence[Tensor]:
     """The sources that the node may write over if they have its layout."""
     if node.op not in INPLACE_OPS:
         return ()
-    # ADD_ID reads the rows of the other sources in any order
-    return node.src[:1] if node.op is Op.ADD_ID else node.src
+    # these read the rows of the other sources in any order
+    return node.src[:1] if node.op in (Op.ADD_ID, Op.LORA_B) else node.src
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:

@@ -43,7 +43,7 @@ from .elementwise import (
     unary,
     xielu,
 )
-from .matrix import flash_attn_ext, mul_mat, mul_mat_id
+from .matrix import flash_attn_ext, lora_a, lora_b, mul_mat, mul_mat_id
 from .rows import (
     argsort,
     argsort_top_k,
@@ -79,6 +79,8 @@ __all__ = [
     "get_rows",
     "glu",
     "log",
+    "lora_a",
+    "lora_b",
     "mul",
     "mul_mat",
     "mul_mat_id",

@@ -51,6 +51,56 @@ def mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     return Tensor(GGMLType.F32, ne, op=Op.MUL_MAT_ID, src=(a, b, ids))
 
 
+def lora_a(a: Tensor, x: Tensor, scales: Tensor, parts: Tensor) -> Tensor:
+    """The first product of LoRA adapters (arXiv 2106.09685), for the adapters of each token.
+
+    The rows of a are those of several adapters. Row j belongs to part parts[j]: result j of token t
+    is scales[parts[j], t] times the product of row j and x's row t. If the scale is 0, the result
+    is 0, and the row is not read.
+
+    Args:
+        a: F32 [k, rank], the matrices A of all adapters.
+        x: F32 [k, n_tokens].
+        scales: F32 [n_parts, n_tokens].
+        parts: I32 [rank].
+
+    Returns:
+        F32 [rank, n_tokens].
+    """
+    for what, t in (("a", a), ("x", x), ("scales", scales)):
+        require_type("lora_a", what, t, GGMLType.F32)
+        matrix = t.ne[2] == 1 and t.ne[3] == 1 and t.has_contiguous_rows
+        require(matrix, "lora_a", f"{what} must be a matrix with contiguous rows", t)
+    require_type("lora_a", "parts", parts, GGMLType.I32)
+    require(a.ne[0] == x.ne[0], "lora_a", "ne[0] must be equal", a, x)
+    require(scales.ne[1] == x.ne[1], "lora_a", "ne[1] must be equal", x, scales)
+    vector = parts.is_contiguous and parts.n_dims == 1 and parts.ne[0] == a.ne[1]
+    require(vector, "lora_a", "parts must be a vector of a.ne[1]", a, parts)
+    ne = (a.ne[1], x.ne[1])
+    return Tensor(GGMLType.F32, ne, op=Op.LORA_A, src=(a, x, scales, parts))
+
+
+def lora_b(y: Tensor, b: Tensor, z: Tensor) -> Tensor:
+    """The second product of LoRA adapters, added to y.
+
+    Row t of the result is row t of y, plus z[j, t] times row j of b, for each j in ascending order
+    for which z[j, t] is not 0. So a row keeps its bits if its row of z is 0.
+
+    Args:
+        y: F32 [n, n_tokens].
+        b: F32 [n, rank], the columns of the matrices B of all adapters.
+        z: F32 [rank, n_tokens], from `lora_a`.
+    """
+    for what, t in (("y", y), ("b", b), ("z", z)):
+        require_type("lora_b", what, t, GGMLType.F32)
+        matrix = t.ne[2] == 1 and t.ne[3] == 1 and t.has_contiguous_rows
+        require(matrix, "lora_b", f"{what} must be a matrix with contiguous rows", t)
+    require(y.ne[0] == b.ne[0], "lora_b", "ne[0] must be equal", y, b)
+    fits = z.ne[0] == b.ne[1] and z.ne[1] == y.ne[1]
+    require(fits, "lora_b", "z must be [b.ne[1], y.ne[1]]", y, b, z)
+    return Tensor(GGMLType.F32, y.ne, op=Op.LORA_B, src=(y, b, z))
+
+
 def flash_attn_ext(
     q: Tensor,
     k: Tensor,

@@ -50,4 +50,28 @@ def _products(type: GGMLType, a: Array, x: F32Array) -> F32Array:
     return result
 
 
-KERNELS: Final[dict[Op, NumpyKernel]] = {Op.MUL_MAT: _mul_mat, Op.MUL_MAT_ID: _mul_mat_id}
+def _lora_a(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
+    a, x, scales, parts = srcs[0][0, 0], srcs[1][0, 0], srcs[2][0, 0], srcs[3][0, 0, 0]
+    check_index(node, "part", parts, scales.shape[1])
+    result = np.zeros(dst.shape, np.float32)
+    for t, row in enumerate(x):
+        scale = scales[t, parts]
+        used = scale != 0
+        result[0, 0, t, used] = scale[used] * dot(a[used], row)
+    store(node.type, dst, result)
+
+
+def _lora_b(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
+    result, b, z = read(node, srcs, 0), srcs[1][0, 0], srcs[2][0, 0]
+    for t, row in enumerate(z):
+        for j in np.flatnonzero(row):
+            result[0, 0, t] += row[j] * b[j]
+    store(node.type, dst, result)
+
+
+KERNELS: Final[dict[Op, NumpyKernel]] = {
+    Op.MUL_MAT: _mul_mat,
+    Op.MUL_MAT_ID: _mul_mat_id,
+    Op.LORA_A: _lora_a,
+    Op.LORA_B: _lora_b,
+}

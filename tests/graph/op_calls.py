@@ -70,3 +70,9 @@ FLASH: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {"a": "a[64, 16, 4]", "b": "b[64, 2, 8]", "ids": "ids[2, 8] I32"}
 BIASES: dict[str, Any] = {"a": "a[64, 2, 8] F16", "b": "b[64, 4]", "ids": "ids[2, 8] I32"}
 SCATTER: dict[str, Any] = {"a": "a[4, 9, 4, 6]", "b": "b[4, 7, 4, 6]", "ids": "ids[7, 2, 3] I32"}
+LORA: dict[str, Any] = {
+    "a": "a[64, 16]",
+    "x": "x[64, 8]",
+    "scales": "scales[3, 8]",
+    "parts": "parts[16] I32",
+}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from op_calls import BIASES, EXPERTS, FLASH, ROPE, SCATTER, Call
+from op_calls import BIASES, EXPERTS, FLASH, LORA, ROPE, SCATTER, Call
 
 from lamella.base.errors import GraphError
 from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
@@ -129,6 +129,16 @@ def flash(rule: str, shows: str, **changed: Any) -> Wrong:
     return wrong(rule, "flash_attn_ext", **FLASH | changed, shows=shows)
 
 
+def lora(rule: str, shows: str, **changed: str) -> Wrong:
+    return wrong(rule, "lora_a", **LORA | changed, shows=shows)
+
+
+def added(rule: str, y: str = "y[32, 8]", b: str = "b[32, 16]", z: str = "z[16, 8]") -> Wrong:
+    of_all = rule.startswith("z must be [")
+    shown = None if of_all else "y b" if rule.startswith("ne[0]") else rule[0]
+    return wrong(rule, "lora_b", y, b, z, shows=shown)
+
+
 def scatter(rule: str, shows: str, **changed: str) -> Wrong:
     return wrong(rule, "set_rows", **SCATTER | changed, shows=shows)
 
@@ -144,6 +154,16 @@ WRONG = [
     biases("ne[0] must be equal", "a b", b="b[32, 4]"),
     biases("ids.ne[:2] must equal a.ne[1:3]", "a ids", ids="ids[2, 7] I32"),
     biases("ids.ne[:2] must equal a.ne[1:3]", "a ids", ids="ids[1, 8] I32"),
+    lora("a must be F32, not F16", "a", a="a[64, 16] F16"),
+    lora("x must be a matrix with contiguous rows", "x", x="turned x[64, 8]"),
+    lora("parts must be I32, not F32", "parts", parts="parts[16]"),
+    lora("ne[0] must be equal", "a x", x="x[32, 8]"),
+    lora("ne[1] must be equal", "x scales", scales="scales[3, 4]"),
+    lora("parts must be a vector of a.ne[1]", "a parts", parts="parts[8] I32"),
+    added("b must be F32, not F16", b="b[32, 16] F16"),
+    added("z must be a matrix with contiguous rows", z="z[16, 8, 2]"),
+    added("ne[0] must be equal", b="b[64, 16]"),
+    added("z must be [b.ne[1], y.ne[1]]", z="z[8, 8]"),
     *binary("sub"),
     *binary("mul"),
     *binary("div"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from op_calls import BIASES, EXPERTS, FLASH, ROPE, SCATTER, Call, tensor
+from op_calls import BIASES, EXPERTS, FLASH, LORA, ROPE, SCATTER, Call, tensor
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
 from lamella.graph.op import (
@@ -77,6 +77,9 @@ RIGHT = [
     right("ADD[8, 64] F32", "add", "turned a[8, 64]", "turned b[8, 64]"),
     right("ADD_ID[64, 2, 8] F16", "add_id", **BIASES),
     right("ADD_ID[64, 2, 8] F32", "add_id", **BIASES | {"a": "turned a[64, 2, 8]"}),
+    right("LORA_A[16, 8] F32", "lora_a", **LORA),
+    right("LORA_A[16, 8] F32", "lora_a", **LORA | {"x": "gaps x[64, 8]"}),
+    right("LORA_B[32, 8] F32", "lora_b", "y[32, 8]", "b[32, 16]", "z[16, 8]"),
     right("SUB[64, 8] F32", "sub", "a[64, 8]", "b[1]"),
     right("MUL[4, 6, 2] F16", "mul", "a[4, 6, 2] F16", "b[2, 3, 2]"),
     right("DIV[64] F32", "div", "a[64]", "b[64] BF16"),

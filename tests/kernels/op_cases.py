@@ -377,6 +377,56 @@ def _experts(t: Tokens, type: GGMLType, k: int, make: Callable[..., Tensor] = we
     return ops.mul_mat_id(make(type, 4, 7, k), leaf(numbers(5, 1, k)[t]), ids(EXPERTS[t]))
 
 
+# the parts of each row, and the scales of each token: none, some, all, ...
+LORA_PARTS: Final = np.array([0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 2, 1])
+LORA_SCALES: Final = np.array(
+    [
+        *([0, 0, 0], [0.5, 0, 0], [0, 0, 2], [1, -1, 0.25], [0, 0, 2]),
+        *([0, 0, -3], [0, 0, 1], [0, 0, 1], [0, 1, 1], [-1, 0, 0]),
+    ]
+)
+
+
+def lora_cases() -> Iterator[OpCase]:
+    for k in (1, 77, 512):
+        yield OpCase(
+            f"lora_a {k}",
+            lambda t, k=k: ops.lora_a(  # type: ignore[misc]
+                weights(F32, 12, k), rows(t, k, 10), leaf(LORA_SCALES[t]), ids(LORA_PARTS)
+            ),
+            n_tokens=10,
+        )
+    products = normal(10, 12, seed=2) * (LORA_SCALES != 0)[:, LORA_PARTS]
+    for n in (1, 45, 192):
+        yield OpCase(
+            f"lora_b {n}",
+            lambda t, n=n: ops.lora_b(  # type: ignore[misc]
+                rows(t, n, 10), weights(F32, 12, n), leaf(products[t])
+            ),
+            n_tokens=10,
+        )
+    for n in (1, 8, 128):
+        yield OpCase(
+            f"lora_a 2048x16x{n}",
+            lambda t, n=n: ops.lora_a(  # type: ignore[misc]
+                weights(F32, 16, 2048),
+                rows(t, 2048, n),
+                leaf(np.ones((len(t), 1))),
+                ids(np.zeros(16)),
+            ),
+            n_tokens=n,
+            timed=True,
+        )
+        yield OpCase(
+            f"lora_b 2048x16x{n}",
+            lambda t, n=n: ops.lora_b(  # type: ignore[misc]
+                rows(t, 2048, n), weights(F32, 16, 2048), rows(t, 16, n, seed=2)
+            ),
+            n_tokens=n,
+            timed=True,
+        )
+
+
 def packed_cases() -> Iterator[OpCase]:
     for type in FORMATS:
         k = 512 if type.block_size > 32 else 160
@@ -565,6 +615,7 @@ def op_cases() -> tuple[OpCase, ...]:
         row_cases,
         rope_cases,
         matrix_cases,
+        lora_cases,
         packed_cases,
         data_cases,
         attention_cases,

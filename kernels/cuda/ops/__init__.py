@@ -1,5 +1,15 @@
 """ops: the kernels of each op, a module for each family. Importing this fills the tables."""
 
-from . import activations, attention, data, elementwise, matrix, rope, rows, sort
+from . import activations, attention, data, elementwise, lora, matrix, rope, rows, sort
 
-__all__ = ["activations", "attention", "data", "elementwise", "matrix", "rope", "rows", "sort"]
+__all__ = [
+    "activations",
+    "attention",
+    "data",
+    "elementwise",
+    "lora",
+    "matrix",
+    "rope",
+    "rows",
+    "sort",
+]
