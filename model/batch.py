@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .kv_sequence import KVSequence
 
 I32Array = npt.NDArray[np.int32]
+F32Array = npt.NDArray[np.float32]
 Mask: TypeAlias = npt.NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 LateMask: TypeAlias = Callable[[], Mask]  # waits for the mask and returns it, the same each time
 
@@ -39,16 +40,18 @@ class Batch:
         n_outputs: int = 0,
         n_top: int = 0,
         mask: LateMask | None = None,
+        lora_scales: F32Array | None = None,
     ) -> None:
         """Add consecutive tokens of a sequence, the first at `pos`.
 
         The logits of the last `n_outputs` tokens are outputs. Each output needs its `n_top` largest
         logits, or all if `n_top` is 0. With `mask`, it needs the largest of the allowed tokens.
+        `lora_scales` are those of the sequence's adapters, see `Adapters.scales`.
         """
         end = pos + len(tokens)
         assert 0 <= n_outputs <= len(tokens), f"{n_outputs} outputs of {len(tokens)} tokens"
         assert tokens and end <= seq.length, f"positions {pos}..{end} of {seq.length} reserved"
-        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top, mask))
+        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top, mask, lora_scales))
         self.n_tokens += len(tokens)
         self.n_outputs += n_outputs
 
@@ -66,6 +69,7 @@ class Run:
     n_outputs: int
     n_top: int = 0
     mask: LateMask | None = None
+    lora_scales: F32Array | None = None
 
     def cut(self, n: int) -> tuple[Run, Run]:
         """Return the first `n` tokens and the rest, as two runs."""
@@ -89,6 +93,11 @@ class UBatch:
     def n_tops(self) -> list[int]:
         """For each output, the number of largest logits it needs; 0 for all."""
         return [run.n_top for run in self.runs for _ in range(run.n_outputs)]
+
+    @property
+    def is_adapted(self) -> bool:
+        """True if a sequence has LoRA adapters."""
+        return any(run.lora_scales is not None for run in self.runs)
 
     @property
     def masks(self) -> list[LateMask | None]:

@@ -110,7 +110,9 @@ class Context(GraphContext):
         # masks and largest logits only add nodes, so this is the worst case
         n_top = max(self._top_sizes, default=0)
         for sizes in sorted(self._reserved_sizes(), reverse=True):
-            yield sizes[0], self._build(GraphParams(*sizes, n_top, masked=n_top > 0))
+            for adapted in self._kinds:
+                params = GraphParams(*sizes, n_top, masked=n_top > 0, adapted=adapted)
+                yield sizes[0], self._build(params)
 
     def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
         """Return (tokens, outputs, sequences) of the graphs that cover the largest memory need.
@@ -134,12 +136,18 @@ class Context(GraphContext):
         n_seqs = self.n_seq_max
         n_decode = min(self.n_ubatch, n_seqs)
         for n_top in (0, *self._top_sizes):
-            self._graph_for(GraphParams(1, 1, 1, n_top))
+            for adapted in self._kinds:
+                self._graph_for(GraphParams(1, 1, 1, n_top, adapted=adapted))
         if any(device.kernels_by_size for device in self._backends):
             for n in _buckets(self.n_ubatch):
                 self._graph_for(GraphParams(n, 1, 1))
                 if n < 2 * n_decode:
                     self._graph_for(GraphParams(n, n, bucket(n, n_seqs)))
+
+    @property
+    def _kinds(self) -> Sequence[bool]:
+        """The kinds of graphs: without LoRA adapters, and with them if there are any."""
+        return (False, True) if self.model.adapters.all else (False,)
 
     # --- decoding ---
 
@@ -279,6 +287,7 @@ class Context(GraphContext):
             bucket(len(ubatch.seqs), self.n_seq_max),
             n_top,
             masked,
+            ubatch.is_adapted,
         )
 
     def _graph_for(self, params: GraphParams) -> DecodeGraph:

@@ -27,13 +27,15 @@ from .loader import LoadedModel
 from .outputs import Outputs
 
 I32Array = npt.NDArray[np.int32]
+F32Array = npt.NDArray[np.float32]
 
 
 class GraphParams(NamedTuple):
     """The sizes that determine a graph's shape, rounded up to buckets.
 
     `n_top` is the number of largest logits that the graph finds for each output; 0 for whole rows
-    only. If `masked`, it finds them among the tokens that masks allow.
+    only. If `masked`, it finds them among the tokens that masks allow. If `adapted`, tokens may
+    have LoRA adapters.
     """
 
     n_tokens: int
@@ -41,6 +43,7 @@ class GraphParams(NamedTuple):
     n_seqs: int
     n_top: int = 0
     masked: bool = False
+    adapted: bool = False
 
 
 def bucket(n: int, limit: int) -> int:
@@ -92,6 +95,7 @@ class DecodeGraph(StepGraph):
             in_place(inputs.seq)[0],
             in_place(inputs.out_ids)[0],
             None if self.temperature is None else in_place(inputs.attn_scale).ravel(),
+            None if (scales := inputs.lora_scales) is None else in_place(scales).view(np.float32),
             [
                 _GroupArrays(
                     in_place(g.pages),
@@ -121,7 +125,7 @@ class DecodeGraph(StepGraph):
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        tokens, pos, seq, out_ids, attn_scale, groups = self._arrays
+        tokens, pos, seq, out_ids, attn_scale, lora_scales, groups = self._arrays
         # lists first: NumPy takes as long for one number as for a short list
         all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
         for run in ubatch.runs:
@@ -142,6 +146,14 @@ class DecodeGraph(StepGraph):
             group.set(ubatch, g, pos)
         if self.temperature is not None and attn_scale is not None:
             attn_scale[:] = self.temperature.of(pos).view(np.int32)
+        if lora_scales is not None:
+            lora_scales[:] = 0
+            begin = 0
+            for run in ubatch.runs:
+                end = begin + len(run.tokens)
+                if run.lora_scales is not None:
+                    lora_scales[begin:end] = run.lora_scales
+                begin = end
 
 
 class _GroupArrays(NamedTuple):
@@ -188,6 +200,7 @@ class _Arrays(NamedTuple):
     seq: I32Array
     out_ids: I32Array
     attn_scale: I32Array | None  # the bytes of floats
+    lora_scales: F32Array | None  # [n, n_parts]
     groups: list[_GroupArrays]
 
 
@@ -209,7 +222,19 @@ def build_graph(
     """Build the model's graph for ubatches of up to `params`, in a context of `n_ctx` tokens."""
     # the page table has one more row, for the sequence of the padding tokens
     inputs = GraphInputs.new(
-        params.n_tokens, params.n_outputs, pool.width, params.n_seqs + 1, model.hp.memory
+        params.n_tokens,
+        params.n_outputs,
+        pool.width,
+        params.n_seqs + 1,
+        model.hp.memory,
+        n_parts=len(model.adapters.parts) if params.adapted else 0,
     )
-    logits = model.arch.build(model.weights, inputs, kv, page_size=pool.page_size, n_ctx=n_ctx)
+    logits = model.arch.build(
+        model.weights,
+        inputs,
+        kv,
+        page_size=pool.page_size,
+        n_ctx=n_ctx,
+        adapters=model.adapters.weights,
+    )
     return DecodeGraph(model.arch, params, inputs, logits)

@@ -25,6 +25,8 @@ from ..base.log import get_logger
 from ..graph import GGMLType, Tensor
 from ..kernels.reference.arrays import can_dequantize, to_f32
 from ..sched.backend import Device
+from .adapter_file import AdapterFile
+from .adapters import Adapters, place_adapters
 from .arch import Architecture, Part, WeightSpec, open_architecture
 from .gguf import GGUFFile, Metadata, Scalar, TensorInfo, open_gguf
 from .placement import Home, Placement, layer_devices, place
@@ -40,14 +42,19 @@ N_NAMED: Final = 50  # most tensors named in one message
 class FoundWeight:
     """A weight and its source: consecutive tensors of the file, or rows of them.
 
-    `type` is the type of the loaded weight. Vectors are loaded as float32. `origin` names the
-    source: its first tensor, and the first row if that is not the tensor's first.
+    `type` is the type of the loaded weight. Vectors are loaded as float32.
     """
 
     spec: WeightSpec
     type: GGMLType
     parts: tuple[TensorInfo, ...]
-    origin: str
+    source: tuple[Part, ...]
+
+    @property
+    def origin(self) -> str:
+        """The name of the source: its first tensor, and the first row if it is not row 0."""
+        first = self.source[0]
+        return f"{first.tensor}[{first.begin}]" if first.begin else first.tensor
 
     @property
     def is_converted(self) -> bool:
@@ -71,6 +78,7 @@ class LoadedModel:
         placement: the rules by which the model was placed.
         memory: allocates the buffers of the model and its contexts.
         layers: the device of each layer, then that of the output.
+        adapters: the LoRA adapters that were loaded with it.
         devices: the devices in use, in the order of `Placement.devices`; the CPU is always last.
     """
 
@@ -93,6 +101,7 @@ class LoadedModel:
         self.origins: dict[str, str] = {}
         self.placement = placement
         self.memory = memory
+        self.adapters = Adapters()
         self.layers = layer_devices(self.hp.n_layer, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
         # also devices that only compute large batches: the CPU's weights are in their pinned memory
@@ -110,7 +119,7 @@ class LoadedModel:
 
     @property
     def buffers(self) -> Sequence[Buffer]:
-        """The buffers of the weights."""
+        """The buffers of the weights and adapters."""
         return tuple(self._buffers)
 
     def free(self) -> None:
@@ -133,12 +142,13 @@ def load_model(
     *,
     overrides: Mapping[str, Scalar] | None = None,
     check_tensors: bool = False,
+    adapters: Sequence[AdapterFile] = (),
 ) -> LoadedModel:
     """Load a model and place its weights by the rules of `placement`.
 
     `progress` is called before the first copy and about 100 times more, with the bytes copied so
     far and the total. `overrides` replace metadata: see `open_gguf`. `check_tensors`: check first
-    that all weights are finite.
+    that all weights are finite. `adapters` are LoRA adapters for sequences to use.
 
     Raises:
         ModelFileError: the file is missing or broken, or a tensor is missing or has a shape that
@@ -150,9 +160,10 @@ def load_model(
     with open_gguf(path, overrides=overrides) as file:
         if check_tensors:
             _check_finite(file)
-        model, sources = place_model(file, placement)
+        model, sources = place_model(file, placement, adapters=adapters)
         try:
             _fill(file, sources, model, progress)
+            model.adapters.fill()
         except BaseException:
             model.free()
             raise
@@ -160,7 +171,10 @@ def load_model(
 
 
 def place_model(
-    file: GGUFFile, placement: Placement, memory: Memory = REAL_MEMORY
+    file: GGUFFile,
+    placement: Placement,
+    memory: Memory = REAL_MEMORY,
+    adapters: Sequence[AdapterFile] = (),
 ) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
     """Place and allocate the model of an open file, without copying the weights' data.
 
@@ -174,7 +188,9 @@ def place_model(
     model = LoadedModel(file, arch, homes, placement, memory)
     model.specs = {spec.name: spec for spec in specs}
     try:
-        return model, _allocate(model, found, placement)
+        sources = _allocate(model, found, placement)
+        _allocate_adapters(model, found, adapters)
+        return model, sources
     except BaseException:
         model.free()
         raise
@@ -207,7 +223,7 @@ def find_weights(
                 parts = tuple(info for part in source for info in _infos(file, part))
                 _check_types(file.path, parts)
                 type = _loaded_type(file.path, spec, parts)
-                found.append(FoundWeight(spec, type, parts, _origin(source)))
+                found.append(FoundWeight(spec, type, parts, source))
         elif spec.required:
             missing.append(spec.files[0][0].tensor)
     if missing:
@@ -270,11 +286,6 @@ def _infos(file: GGUFFile, part: Part) -> Iterator[TensorInfo]:
             offset=info.offset + i * step + part.begin * step // part.n_rows,
             nbytes=part.n * step // part.n_rows,
         )
-
-
-def _origin(source: tuple[Part, ...]) -> str:
-    first = source[0]
-    return f"{first.tensor}[{first.begin}]" if first.begin else first.tensor
 
 
 def _rows_dim(ne: tuple[int, ...]) -> int:
@@ -350,6 +361,18 @@ def _allocate(
                     model.homes[name] = Home(placement.cpu, placement.cpu.buffer_type)
             return _allocate(model, found, placement)
     return sources
+
+
+def _allocate_adapters(
+    model: LoadedModel, found: Iterable[FoundWeight], files: Sequence[AdapterFile]
+) -> None:
+    """Allocate the matrices of LoRA adapters."""
+    weights = [(weight.spec, weight.source) for weight in found]
+    device_of = {name: home.device for name, home in model.homes.items()}
+    arch, cpu = model.hp.arch, model.placement.cpu
+    model.adapters = place_adapters(files, arch, weights, device_of, cpu)
+    for buft, tensors in model.adapters.tensors.items():
+        model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS, model.memory)
 
 
 # --- data ---

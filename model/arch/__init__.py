@@ -12,9 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from ...base.errors import UnsupportedModelError
+from ...base.errors import ModelFileError, UnsupportedModelError
 from ..gguf import GGUFFile
 from ..keys import Keys
+from .adapted import AdapterWeights
 from .base import Architecture
 from .inputs import GraphInputs, KVLayer
 from .weights import Part, WeightSpec
@@ -145,13 +146,19 @@ def open_architecture(file: GGUFFile) -> Architecture:
 
     Raises:
         UnsupportedModelError: an unknown architecture, or a value that is not supported.
-        ModelFileError: a key is missing, or has a wrong type or an invalid value.
+        ModelFileError: a key is missing, or has a wrong type or an invalid value; or the file is an
+            adapter.
     """
+    if file.metadata.str("general.type", "") == "adapter":
+        raise ModelFileError(
+            f"{file.path}: this is an adapter: open its model, with --lora {file.path}"
+        )
     return find_architecture(file.metadata.str("general.architecture"), file.path)(Keys(file))
 
 
 __all__ = [
     "ARCHITECTURES",
+    "AdapterWeights",
     "Architecture",
     "GraphInputs",
     "KVLayer",

@@ -19,6 +19,7 @@ from ...graph import GGMLType, Tensor
 from ..hparams import HParams, read_hparams
 from ..keys import Keys
 from ..pooling import Pooling
+from .adapted import Adapted, AdapterWeights
 from .build import GraphBuild, Norm
 from .classifier import classify, read_labels, read_pooling
 from .inputs import GraphInputs, KVLayer
@@ -130,12 +131,19 @@ class Architecture(ABC):
         *,
         page_size: int,
         n_ctx: int,
+        adapters: Mapping[str, AdapterWeights] | None = None,
     ) -> Tensor:
         """Build the graph of a step with a model's weights, see `GraphBuild`.
 
+        If the inputs have scales of LoRA adapters, those of `adapters` are added to the weights of
+        these names.
+
         Return its logits [n_vocab, n_outputs], flagged as output.
         """
-        g = GraphBuild(self.hp, LoadedWeights(weights), inputs, kv, page_size, n_ctx, self.norm)
+        scales = inputs.lora_scales
+        adapted = None if scales is None else Adapted(adapters or {}, scales, inputs.out_ids)
+        found = LoadedWeights(weights)
+        g = GraphBuild(self.hp, found, inputs, kv, page_size, n_ctx, self.norm, adapted)
         return self.forward(g).named("result_output").set_output()
 
     def build_embeddings(

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from ...graph import Op, Tensor, ops
 from ...graph.op import GluOp, UnaryOp
 from ..hparams import HParams
+from .adapted import Adapted
 from .inputs import GraphInputs, KVLayer
 from .weights import Bias, Part, Weights, WeightSpec
 
@@ -40,6 +41,7 @@ class GraphBuild:
         page_size: cells of a page of the pools.
         n_ctx: the size of the context in tokens.
         norm_kind: the norm of the architecture.
+        adapted: adds the products of LoRA adapters; None: no token of the step has an adapter.
         written: for each layer, its keys and values with those of this step.
         embeddings: the last layer's normalized output, if an output matrix follows it.
     """
@@ -51,6 +53,7 @@ class GraphBuild:
     page_size: int
     n_ctx: int
     norm_kind: Norm = Norm.RMS
+    adapted: Adapted | None = None
     written: dict[int, KVLayer] = field(default_factory=dict)
     embeddings: list[Tensor] = field(default_factory=list)
 
@@ -67,10 +70,11 @@ class GraphBuild:
         *,
         files: tuple[tuple[Part, ...], ...] = (),
         required: bool = True,
+        adapts: bool = False,
     ) -> Tensor | None:
         """Declare a weight, see `WeightSpec`, and return it; None if it is absent."""
         files = files or ((Part(name),),)
-        return self.weights.find(WeightSpec(name, ne, layer, op, files, required))
+        return self.weights.find(WeightSpec(name, ne, layer, op, files, required, adapts))
 
     def required(
         self,
@@ -80,9 +84,10 @@ class GraphBuild:
         op: Op,
         *,
         files: tuple[tuple[Part, ...], ...] = (),
+        adapts: bool = False,
     ) -> Tensor:
         """Declare a weight that every file has, and return it."""
-        found = self.weight(name, ne, layer, op, files=files)
+        found = self.weight(name, ne, layer, op, files=files, adapts=adapts)
         assert found is not None, f"{name} is required"
         return found
 
@@ -96,8 +101,11 @@ class GraphBuild:
         ne = (self.hp.n_embd, self.hp.n_vocab)
         names = ("token_embd.weight", "output.weight")
         files = tuple((Part(name),) for name in names[: 1 + tied])
-        table = self.required(names[0], ne, None, Op.GET_ROWS, files=files)
-        return ops.get_rows(table, self.inputs.tokens).named("inp_embd")
+        table = self.required(names[0], ne, None, Op.GET_ROWS, files=files, adapts=True)
+        y, tokens = ops.get_rows(table, self.inputs.tokens), self.inputs.tokens
+        if self.adapted is not None:
+            y = self.adapted.add_embedding(y, tokens, names[0])
+        return y.named("inp_embd")
 
     def add_positions(self, x: Tensor, *, optional: bool = False) -> Tensor:
         """Return x [n_embd, n_tokens] plus the learned embeddings of the tokens' positions.
@@ -176,9 +184,25 @@ class GraphBuild:
         *,
         files: tuple[tuple[Part, ...], ...] = (),
     ) -> Tensor:
-        """Return x [n_in, n_tokens] times the matrix `name` [n_in, n_out]."""
-        ne = (x.ne[0], n_out)
-        return ops.mul_mat(self.required(f"{name}.weight", ne, layer, Op.MUL_MAT, files=files), x)
+        """Return x [n_in, n_tokens] times the matrix `name` [n_in, n_out], with its adapters."""
+        return self.with_adapters(self.product(x, name, n_out, layer, files=files), x, name)
+
+    def product(
+        self,
+        x: Tensor,
+        name: str,
+        n_out: int,
+        layer: int | None,
+        *,
+        files: tuple[tuple[Part, ...], ...] = (),
+    ) -> Tensor:
+        """Return the same product as the file has it. `with_adapters` has to follow."""
+        ne, full = (x.ne[0], n_out), f"{name}.weight"
+        return ops.mul_mat(self.required(full, ne, layer, Op.MUL_MAT, files=files, adapts=True), x)
+
+    def with_adapters(self, y: Tensor, x: Tensor, name: str) -> Tensor:
+        """Return y, the product of x and the matrix `name`, with the products of its adapters."""
+        return y if self.adapted is None else self.adapted.add(y, x, f"{name}.weight")
 
     def add_bias(
         self,

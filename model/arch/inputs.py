@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from ...graph import GGMLType, Op, Tensor, ops
 from ..layer_memory import LayerMemory, group_indices, groups_of
@@ -45,6 +45,7 @@ class GraphInputs:
         seq: I32 [n_tokens] column of each token's sequence in page tables.
         out_ids: I32 [n_outputs] indices of the tokens with logits as outputs.
         attn_scale: F32 [n_tokens] factor of each token's queries, see `Temperature`.
+        lora_scales: F32 [n_parts, n_tokens] scales of adapters, see `Adapted`; None: without.
         groups: inputs of each group of layers.
         group_of: for each layer, the index of its group; None: it has no memory.
     """
@@ -55,6 +56,7 @@ class GraphInputs:
     seq: Tensor
     out_ids: Tensor
     attn_scale: Tensor
+    lora_scales: Tensor | None
     groups: tuple[GroupInputs, ...]
     group_of: tuple[int | None, ...]
 
@@ -66,12 +68,13 @@ class GraphInputs:
         n_pages: int,
         n_seqs: int,
         memory: Sequence[LayerMemory],
+        n_parts: int = 0,
     ) -> GraphInputs:
-        """Return unallocated inputs of these sizes."""
+        """Return unallocated inputs of these sizes. `n_parts`: of adapters."""
         one = (n_tokens,)
         shapes: dict[str, tuple[int, ...]]
         shapes = {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
-        shapes["attn_scale"] = one
+        shapes |= {"attn_scale": one, "lora_scales": (n_parts, n_tokens)}
         every = list(shapes.items())
         for group in groups_of(memory):
             name = group.name.replace(" ", "_")
@@ -84,7 +87,9 @@ class GraphInputs:
             _view(whole, name, ne, 4 * begin)
             for (name, ne), begin in zip(every, begins, strict=False)
         ]
-        shared = dict(zip(shapes, views, strict=False))
+        shared: dict[str, Any] = dict(zip(shapes, views, strict=False))
+        if not n_parts:
+            shared["lora_scales"] = None
         rest = views[len(shapes) :]
         groups = tuple(GroupInputs(*rest[i : i + 4]) for i in range(0, len(rest), 4))
         return cls(whole, **shared, groups=groups, group_of=group_indices(memory))
@@ -98,7 +103,7 @@ class GraphInputs:
 
 def _view(whole: Tensor, name: str, ne: tuple[int, ...], offset: int) -> Tensor:
     view = ops.view(whole, ne, offset=offset)
-    if name == "attn_scale":  # the same bytes as floats
+    if name in ("attn_scale", "lora_scales"):  # the same bytes as floats
         view = Tensor(GGMLType.F32, ne, op=Op.VIEW, src=(whole,), view_src=whole, view_offs=offset)
     return view.named(f"inp_{name}")
 

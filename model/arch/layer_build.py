@@ -131,12 +131,13 @@ class LayerBuild:
             return self.parts([f"{name}.{kind}"], [part])
 
         full = f"blk.{self.il}.{name}"
-        y = self.g.linear(x, full, n_out, self.il, files=files("weight"))
+        y = self.g.product(x, full, n_out, self.il, files=files("weight"))
         whole = [] if part_of is None else [[f"{part_of[0]}.scale"]]
         sources = self.parts([f"{name}.scale"], *whole)
         factor = self.weight(f"{name}.scale", (1,), files=sources) if scaled else None
         if factor is not None:
             y = ops.mul(y, factor)
+        y = self.g.with_adapters(y, x, full)
         return self.g.add_bias(y, full, self.il, bias, files=files("bias"))
 
     # --- attention ---

@@ -47,6 +47,7 @@ class WeightSpec:
         files: alternative sources in a file, in order of preference. Each is a list of parts,
             concatenated to make the weight.
         required: the file must have the weight.
+        adapts: LoRA adapters may change it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class WeightSpec:
     op: Op
     files: tuple[tuple[Part, ...], ...]
     required: bool = True
+    adapts: bool = False
 
 
 class Weights(Protocol):
