@@ -25,6 +25,14 @@ def test_a_product_reads_its_weights_once() -> None:
     assert cost([node]).n_bytes == 96 * ROW + 4 * 5 * (64 + 96)
 
 
+def test_adapters_cost_as_if_all_tokens_used_all() -> None:
+    a, x, y = leaf(F32, 64, 16), leaf(F32, 64, 5), leaf(F32, 96, 5)
+    z = ops.lora_a(a, x, leaf(F32, 3, 5), leaf(I32, 16))
+    assert cost([z]) == Cost(4 * (64 * 16 + 64 * 5 + 3 * 5 + 16), 4 * 16 * 5, 64 * 16 * 5)
+    node = ops.lora_b(y, leaf(F32, 96, 16), z)
+    assert cost([node]) == Cost(4 * (2 * 96 * 5 + 96 * 16 + 16 * 5) - 4 * 96 * 5, 4 * 96 * 5, 7680)
+
+
 def test_a_source_that_is_read_twice_counts_once() -> None:
     x = leaf(F32, 10)
     assert cost([ops.add(x, x)]) == Cost(40, 40, 0)

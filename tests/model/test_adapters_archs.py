@@ -69,7 +69,7 @@ def test_rows_have_the_scales_of_their_tokens(name: str, tmp_path: Path) -> None
             found.append(context.decode(batch))
             for seq in (first, second):
                 seq.free()
-        assert np.array_equal(*found)
+        assert np.array_equal(found[0], found[1])
         seq, batch = context.pool.new_sequence(), Batch()
         context.append(seq, 3)
         batch.add([7, 8, 9], seq, 0, 3, lora_scales=scales)

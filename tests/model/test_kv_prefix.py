@@ -13,7 +13,7 @@ import pytest
 from lamella.base.errors import OutOfMemoryError
 from lamella.model.kv_groups import window_cells
 from lamella.model.kv_pages import PagePool
-from lamella.model.kv_prefix import Node, PrefixTree
+from lamella.model.kv_prefix import PLAIN, Node, PrefixIdentity, PrefixTree
 from lamella.model.kv_sequence import KVPool, KVSequence
 from lamella.model.layer_memory import Window
 from lamella.model.params import ContextParams
@@ -48,8 +48,8 @@ class World:
         self.contents = [np.full(pool.n_cells_total, -1) for pool in pools]
         self.cursors = WeakKeyDictionary[KVSequence, Node]()
 
-    def find(self, tokens: Sequence[int], salt: str = "") -> KVSequence:
-        seq = self.tree.find(tokens, salt)
+    def find(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> KVSequence:
+        seq = self.tree.find(tokens, identity)
         assert self.held(seq, tokens) == list(tokens[: seq.length])
         return seq
 
@@ -69,10 +69,17 @@ class World:
                 self.share(seq, tokens[:end])
 
     def share(
-        self, seq: KVSequence, tokens: Sequence[int], *, ended: bool = False, salt: str = ""
+        self,
+        seq: KVSequence,
+        tokens: Sequence[int],
+        *,
+        ended: bool = False,
+        identity: PrefixIdentity = PLAIN,
     ) -> None:
         after = self.cursors.get(seq)
-        self.cursors[seq] = self.tree.insert(tokens, seq, ended=ended, after=after, salt=salt)
+        self.cursors[seq] = self.tree.insert(
+            tokens, seq, ended=ended, after=after, identity=identity
+        )
 
     def held(self, seq: KVSequence, tokens: Sequence[int]) -> list[int]:
         """Return the tokens in a sequence's cells; those of `tokens` that no window sees."""
@@ -118,25 +125,29 @@ def test_a_longer_prefix_replaces_a_shorter_one() -> None:
     assert len(w.tree) == 3
 
 
-def test_salts_share_nothing() -> None:
-    w = World(n_pages=8)
-    for salt, n_shared in (("", 0), ("a", 0), ("a", 7), ("", 7), ("b", 0)):
-        seq = w.find(range(7), salt)
+def test_identities_share_nothing() -> None:
+    w = World(n_pages=16)
+    salted, adapted = PrefixIdentity("a"), PrefixIdentity(lora=(0.5, 0.0))
+    both, other = PrefixIdentity("a", (0.5, 0.0)), PrefixIdentity(lora=(0.0, 0.5))
+    expected = [(PLAIN, 0), (salted, 0), (salted, 7), (PLAIN, 7), (PrefixIdentity("b"), 0)]
+    expected += [(adapted, 0), (both, 0), (other, 0), (both, 7), (adapted, 7), (PLAIN, 7)]
+    for identity, n_shared in expected:
+        seq = w.find(range(7), identity)
         assert seq.length == n_shared
         w.extend(seq, range(8))
-        w.share(seq, range(8), ended=True, salt=salt)
+        w.share(seq, range(8), ended=True, identity=identity)
         seq.free()
-    assert len(w.tree) == 3 * 2
+    assert len(w.tree) == 6 * 2
 
 
-def test_salts_without_prefixes_are_forgotten() -> None:
+def test_identities_without_prefixes_are_forgotten() -> None:
     w = World(n_pages=8)
     for n in range(100):
-        seq = w.find(range(7), f"salt {n}")
+        seq = w.find(range(7), PrefixIdentity(f"salt {n}"))
         w.extend(seq, range(8))
-        w.share(seq, range(8), ended=True, salt=f"salt {n}")
+        w.share(seq, range(8), ended=True, identity=PrefixIdentity(f"salt {n}"))
         seq.free()
-        assert w.find(range(9), f"other salt {n}").length == 0
+        assert w.find(range(9), PrefixIdentity(f"other salt {n}")).length == 0
     assert len(w.tree) == 8 and len(w.tree._roots) <= 5
 
 
@@ -388,7 +399,7 @@ def longest(tree: PrefixTree, tokens: list[int]) -> int:
 def usable(tree: PrefixTree, tokens: list[int]) -> tuple[int, int]:
     """Return the longest usable prefix in whole pages, and the longest of all."""
     aligned = most = 0
-    open_paths = [(tree._root(""), list[Node]())]
+    open_paths = [(tree._root(PLAIN), list[Node]())]
     while open_paths:
         node, before = open_paths.pop()
         path = [*before, node] if node.key else before
