@@ -20,6 +20,7 @@ from .base.errors import ClosedError, ContextSizeError, RequestError
 from .chat_options import GivenTool
 from .model.batch import Batch
 from .model.context import Context
+from .runtime.adapters import AdapterScales
 from .runtime.instance import EmbeddingInstance, Instance
 from .runtime.plan import ModelPlan
 
@@ -62,7 +63,8 @@ class OpenedModel:
         return vocab.detokenize(token_ids("detokenize", ids), special=special)
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The model's output after each token: float32 [n_tokens, n_vocab].
+        """The model's output after each token: float32 [n_tokens, n_vocab]. LoRA adapters have
+        their scales of requests that set none.
 
         Raises:
             RequestError: no ids, or an id that is not in the vocabulary.
@@ -73,7 +75,9 @@ class OpenedModel:
         check_ids("logits", tokens, instance.vocab.n_tokens)
         if len(tokens) > instance.n_ctx:
             raise ContextSizeError(len(tokens), instance.n_ctx)
-        return instance.engine.call(lambda context: _logits(context, tokens), n_tokens=len(tokens))
+        return instance.engine.call(
+            lambda context: _logits(context, tokens, instance.adapters), n_tokens=len(tokens)
+        )
 
     def apply_chat_template(
         self,
@@ -190,12 +194,13 @@ def _instead(instance: EmbeddingInstance) -> str:
     return f"call {call}; it cannot generate text"
 
 
-def _logits(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]:
+def _logits(context: Context, tokens: list[int], scales: AdapterScales) -> npt.NDArray[np.float32]:
+    lora_scales = context.model.adapters.scales([scale for _, scale in scales.current])
     seq = context.pool.new_sequence()
     try:
         context.append(seq, len(tokens))
         batch = Batch()
-        batch.add(tokens, seq, 0, n_outputs=len(tokens))
+        batch.add(tokens, seq, 0, n_outputs=len(tokens), lora_scales=lora_scales)
         return context.decode(batch)
     finally:
         seq.free()

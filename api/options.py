@@ -65,6 +65,10 @@ class LoadOptions(TypedDict, total=False):
     """
     n_parallel: int
     """maximum number of requests decoded together (default: 4)"""
+    lora: str | Sequence[str | tuple[str, float]]
+    """LoRA adapters (GGUF), with scale 1 for requests that set none; may be repeated"""
+    lora_init_without_apply: bool
+    """load the adapters with scale 0: only requests that set scales use them (default: False)"""
     embeddings: bool | None
     """compute embeddings, not text (default: on for encoders and for files that name a pooling)"""
     pooling: str | None
@@ -190,6 +194,10 @@ class RequestOptions(TypedDict, total=False):
     """text before the mark that ends reasoning when its budget is spent (default: none)"""
     cache_prompt: bool | None
     """share evaluated prefixes with other generations (default: True)"""
+    lora: Sequence[Mapping[str, float]] | None
+    """scales of LoRA adapters, as [{"id": 0, "scale": 0.5}]; 0 for those not listed (default:
+    those of the model)
+    """
     seed: int | None
     """seed of the random numbers; -1: a random seed (default: -1)"""
     temperature: float | None

@@ -96,6 +96,8 @@ def _add_shortcut(
     how: dict[str, Any] = {"action": "store_const", "const": shortcut.value}
     if shortcut.parse is not None:
         how = {"type": _flag_type(shortcut.parse), "metavar": shortcut.metavar or "N"}
+        if declared.option.repeats:
+            how["action"] = "extend"
     group.add_argument(
         *shortcut.flags,
         dest=declared.name,
@@ -134,7 +136,7 @@ def given(args: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
     """The values that flags, variables or the config file set, by the option's name."""
     found: dict[str, Any] = {}
     for name, declared in declarations(options).items():
-        if hasattr(args, name):
+        if declared.option.flags and hasattr(args, name):
             value = getattr(args, name)
             found[name] = tuple(value) if declared.option.repeats else value
     return found

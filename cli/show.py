@@ -1,4 +1,4 @@
-"""`lamella show`: what a model is, from the header of its file.
+"""`lamella show`: what a model or a LoRA adapter is, from the header of its file.
 
 Downloads only the header of a model that is not cached. Tested by tests/cli/test_models.py.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ..base.units import size_text
+from ..model.adapter_file import AdapterFile, describe_adapter
 from ..model.description import ModelDescription, describe_model
 from ..model.gguf import open_gguf
 from .download import model_name, model_path
@@ -34,6 +35,8 @@ def main(args: argparse.Namespace) -> int:
     """Describe a model. Return the exit status."""
     path = model_path(args, header_only=True)
     with open_gguf(path, header_only=True) as file:
+        if file.metadata.str("general.type", "") == "adapter":
+            return _show_adapter(args, describe_adapter(file))
         model = describe_model(file)
     if args.json:
         sys.stdout.write(json.dumps({"path": path, **asdict(model)}) + "\n")
@@ -44,6 +47,39 @@ def main(args: argparse.Namespace) -> int:
         for name, text in _lines(model):
             sys.stdout.write(f"  {name:<14}  {text}\n")
     return 0
+
+
+def _show_adapter(args: argparse.Namespace, adapter: AdapterFile) -> int:
+    facts = {
+        "name": adapter.name,
+        "architecture": adapter.arch,
+        "ranks": adapter.ranks,
+        "alpha": adapter.alpha,
+        "matrices": len(adapter.pairs),
+        "task_name": adapter.task_name,
+        "prompt_prefix": adapter.prompt_prefix,
+    }
+    if args.json:
+        path = str(adapter.path)
+        sys.stdout.write(json.dumps({"path": path, "type": "adapter", **facts}) + "\n")
+    elif not args.template:
+        sys.stdout.write(f"{model_name(args) or adapter.path}\n")
+        for name, text in _adapter_lines(adapter):
+            sys.stdout.write(f"  {name:<14}  {text}\n")
+    return 0
+
+
+def _adapter_lines(adapter: AdapterFile) -> Iterator[tuple[str, str]]:
+    yield "kind", "a LoRA adapter: open its model, with --lora FILE"
+    if adapter.name:
+        yield "name", adapter.name
+    yield "architecture", adapter.arch
+    yield "rank", f"{', '.join(map(str, adapter.ranks))}, alpha {adapter.alpha or 'not stated'}"
+    yield "changes", f"{len(adapter.pairs)} matrices, {size_text(adapter.n_bytes)}"
+    if adapter.task_name:
+        yield "task", adapter.task_name
+    if adapter.prompt_prefix:
+        yield "prompt prefix", repr(adapter.prompt_prefix)
 
 
 def _lines(model: ModelDescription) -> Iterator[tuple[str, str]]:

@@ -72,6 +72,11 @@ class AdapterFile:
         """The distinct ranks of its matrices, ascending."""
         return sorted({pair.rank for pair in self.pairs.values()})
 
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of its matrices in the file."""
+        return sum(info.nbytes for pair in self.pairs.values() for info in pair)
+
     def factor(self, pair: Pair) -> float:
         """The factor of the products of a pair."""
         return self.alpha / pair.rank if self.alpha else 1.0

@@ -10,7 +10,8 @@ The tree holds a reference to each page. A page that no sequence has counts as f
 evicts its own pages, the least recently used first. If a page without a window goes, its node goes
 too, with all pages, and all nodes after it.
 
-Sequences with different salts share nothing: each salt has a tree of its own, over the same pools.
+Sequences with different identities share nothing: each identity has a tree of its own, over the
+same pools.
 
 Equal tokens at equal positions have keys and values of equal bits, unless a device takes large
 batches over from another one. So reuse does not change results. Knows no tensors and no requests.
@@ -24,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,20 @@ from .kv_pages import I32Array
 from .kv_sequence import KVPool, KVSequence
 
 TOKEN_BYTES: Final = 4
+
+
+class PrefixIdentity(NamedTuple):
+    """What keys and values depend on besides their tokens, in the process of one model.
+
+    `lora` are the scales of all adapters, () if all are 0. `salt` divides those of some clients
+    from those of others.
+    """
+
+    salt: str = ""
+    lora: tuple[float, ...] = ()
+
+
+PLAIN: Final = PrefixIdentity()
 
 
 class Node:
@@ -64,7 +79,7 @@ class PrefixTree:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._n_bytes = TOKEN_BYTES * pool.page_size  # of a full page's key
-        self._roots = dict[str, Node]()  # by salt
+        self._roots = dict[PrefixIdentity, Node]()
         # The least recently used first: all nodes, and those with a page in each pool with a
         # window. Using a page uses those before it as well, so a node comes after its children.
         self._by_age: OrderedDict[Node, None] = OrderedDict()
@@ -84,14 +99,14 @@ class PrefixTree:
         """The number of nodes in the tree."""
         return len(self._by_age)
 
-    def find(self, tokens: Sequence[int], salt: str = "") -> KVSequence:
+    def find(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> KVSequence:
         """Return a new sequence that shares the longest usable prefix of `tokens`, maybe empty.
 
         Its last page may be shared in part; see `KVSequence.append`. Only prefixes that were
-        inserted with the same `salt` are shared.
+        inserted with the same `identity` are shared.
         """
         raw = _raw(tokens)
-        root = self._roots.get(salt) or self._new_root()
+        root = self._roots.get(identity) or self._new_root()
         node, path, begin = root, list[Node](), 0
         while child := node.children.get(raw[begin : begin + self._n_bytes]):
             node = child
@@ -115,7 +130,7 @@ class PrefixTree:
         ended: bool,
         after: Node | None = None,
         in_flight: bool = False,
-        salt: str = "",
+        identity: PrefixIdentity = PLAIN,
     ) -> Node:
         """Add the pages of `seq`, whose first positions hold the keys and values of `tokens`.
 
@@ -126,13 +141,13 @@ class PrefixTree:
             after: what an earlier call for the same sequence returned. Pages up to there are not
                 looked at again.
             in_flight: the keys and values are not computed yet; `confirm` or `discard` comes later.
-            salt: of the sequence, see `find`.
+            identity: of the sequence, see `find`.
 
         Returns:
             The last node of the path, for `after`.
         """
         assert len(tokens) <= seq.length, f"{len(tokens)} tokens, {seq.length} positions"
-        node = after if after is not None and after.parent is not None else self._root(salt)
+        node = after if after is not None and after.parent is not None else self._root(identity)
         raw = _raw(tokens[node.end :])
         for begin in range(0, len(raw), self._n_bytes):
             key = raw[begin : begin + self._n_bytes]
@@ -148,10 +163,10 @@ class PrefixTree:
         self._prune(node)
         return node
 
-    def forget(self, tokens: Sequence[int], salt: str = "") -> int:
+    def forget(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> int:
         """Remove the pages of `tokens` that no longer prefix needs. Return the number of tokens of
         `tokens` that are no longer in the tree."""
-        node, raw, begin = self._roots.get(salt), _raw(tokens), 0
+        node, raw, begin = self._roots.get(identity), _raw(tokens), 0
         while node is not None and begin < len(raw):
             child = self._child(node, raw[begin : begin + self._n_bytes])
             if child is None:
@@ -183,12 +198,12 @@ class PrefixTree:
             for g, pages in enumerate(seq.pages)
         )
 
-    def _root(self, salt: str) -> Node:
-        root = self._roots.get(salt)
+    def _root(self, identity: PrefixIdentity) -> Node:
+        root = self._roots.get(identity)
         if root is None:
-            # forget salts whose prefixes were all evicted
+            # forget identities whose prefixes were all evicted
             self._roots = {known: one for known, one in self._roots.items() if one.children}
-            root = self._roots[salt] = self._new_root()
+            root = self._roots[identity] = self._new_root()
         return root
 
     def _new_root(self) -> Node:

@@ -4,8 +4,9 @@
     with open_bench(params, tests) as bench:
         seconds = bench.run(tests[0])
 
-The tests are those of llama-bench: random tokens, no vocabulary, no sampling. Knows no flags and
-no tables. Runs each test once per call. Tested by tests/observe/test_bench_model.py.
+The tests are those of llama-bench: random tokens, no vocabulary, no sampling. Sequences have the
+model's LoRA adapters. Knows no flags and no tables. Runs each test once per call.
+Tested by tests/observe/test_bench_model.py.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Bench:
 
     def __init__(self, context: Context, seed: int = 0) -> None:
         self.context = context
+        self._lora_scales = context.model.adapters.initial_scales
         self._rng = np.random.default_rng(seed)
         self._filled: list[KVSequence] = []
 
@@ -159,7 +161,7 @@ class Bench:
         for seq, row in zip(seqs, tokens, strict=True):
             pos = seq.length
             self.context.append(seq, len(row))
-            batch.add(row, seq, pos, n_outputs=1)
+            batch.add(row, seq, pos, n_outputs=1, lora_scales=self._lora_scales)
         self.context.decode(batch)
 
     def card(self) -> ModelCard:

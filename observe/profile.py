@@ -139,5 +139,6 @@ class ProfileRun:
     def _decode(self, seq: KVSequence, tokens: list[int]) -> F32Array:
         batch, pos = Batch(), seq.length
         self._context.append(seq, len(tokens))
-        batch.add(tokens, seq, pos, n_outputs=1)
+        scales = self._context.model.adapters.initial_scales
+        batch.add(tokens, seq, pos, n_outputs=1, lora_scales=scales)
         return self._context.decode(batch)

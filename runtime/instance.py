@@ -22,6 +22,7 @@ from ..model.guide.params import without_replaced
 from ..model.pooling import F32Array, Pooling, normalized
 from ..model.sampling import N_BIASES_MAX, samplers_from_chars
 from ..model.vocab import Vocab
+from .adapters import AdapterScales
 from .displaced import Displaced
 from .embedder import Embedder
 from .engine.engine import Engine
@@ -105,11 +106,13 @@ class Instance(OpenedInstance):
         engine: runs the requests; it has been started.
         chat: turns conversations into text.
         defaults: default values of `RequestParams`; a request may set its own.
+        adapters: the scales of LoRA adapters in requests that set none.
     """
 
     engine: Engine
     chat: ChatTemplate
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    adapters: AdapterScales = field(default_factory=AdapterScales)
 
     @property
     def worker(self) -> Engine:
@@ -138,7 +141,11 @@ class Instance(OpenedInstance):
             values["samplers"] = samplers_from_chars(values["samplers"])
         if "logit_bias" in values:
             values["logit_bias"] = self._biases(values["logit_bias"])
-        return RequestParams.make(values)
+        params = RequestParams.make(values)
+        if not self.adapters.files and params.generation.lora is None:
+            return params
+        # later changes of the model's scales do not change those of this request
+        return params.change(lora=self.adapters.of(params.generation.lora))
 
     def _biases(self, value: Any) -> Any:
         """Pairs with token ids, from pairs with texts or ids, or from a dict of ids."""

@@ -31,6 +31,7 @@ from ..model.metadata_params import metadata_overrides
 from ..model.sampling import load_kernels, recommended_sampling, want_kernels
 from ..model.vocab import KINDS, Vocab, load_vocab
 from ..sched.backend import CompileProgress
+from .adapters import AdapterScales, read_adapters
 from .check import enforce
 from .embedder import Embedder
 from .engine.engine import Engine
@@ -167,6 +168,8 @@ def _open_engine(
     enforce(plan)
     context = load(plan, on_load, for_requests=True)
     assert isinstance(context, Context), "the plan is for text"
+    for id, adapter in enumerate(context.model.adapters.all):
+        log.info(f"LoRA adapter {id}: {adapter.path}, scale {adapter.scale:g}")
     try:
         load_kernels(on_compile)  # no request shall wait for their compilation
         parts.vocab.load_kernels(on_compile)
@@ -176,6 +179,7 @@ def _open_engine(
             n_parallel=plan.params.context.n_parallel,
             params=plan.params.engine,
             compiler=compiler,
+            adapters=context.model.adapters,
         )
         instance = Instance(
             params=plan.params,
@@ -186,6 +190,7 @@ def _open_engine(
             meta=parts.meta,
             file_meta=parts.file_meta,
             defaults={**parts.recommended, **defaults},
+            adapters=AdapterScales(context.model.adapters),
         )
         _compile_default(instance)
         engine.start()
@@ -278,6 +283,7 @@ def load(
         on_load,
         overrides=metadata_overrides(params.metadata),
         check_tensors=params.model.check_tensors,
+        adapters=read_adapters(params.adapters),
     )
     try:
         if for_requests:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from ..base.options import Options, checked, declarations, group, option, parse_json, refused
+from ..model.adapter_params import AdapterParams, Scales, check_scales
 from ..model.chat.builtin import template_source
 from ..model.chat.message import ReasoningFormat
 from ..model.guide.params import GrammarParams
@@ -147,6 +148,7 @@ class OpenParams(Options):
 
     model: ModelParams = group(ModelParams)
     context: ContextParams = group(ContextParams)
+    adapters: AdapterParams = group(AdapterParams)
     embedding: EmbeddingParams = group(EmbeddingParams)
     placement: PlacementParams = group(PlacementParams)
     metadata: MetadataParams = group(MetadataParams)
@@ -227,6 +229,12 @@ class GenerationParams(Options):
         "--cache-prompt",
         off=("--no-cache-prompt",),
         help="share evaluated prefixes with other generations",
+    )
+    lora: Scales | None = option(
+        None,
+        check=check_scales,
+        help='scales of LoRA adapters, as [{"id": 0, "scale": 0.5}]; 0 for those not listed',
+        default_text="those of the model",
     )
 
 

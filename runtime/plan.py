@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ..alloc.buffer import Buffer, BufferType, Usage
 from ..alloc.memory import MeasuredMemory
+from ..base.errors import UnsupportedModelError
+from ..model.adapter_file import AdapterFile
 from ..model.card import bytes_read, model_card
 from ..model.context import Context
 from ..model.embed_context import EmbedContext, context_type
@@ -37,6 +39,7 @@ from ..sched.backend import Device
 from ..sched.measured import MeasuredBackend
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes
+from .adapters import read_adapters
 from .displaced import Displaced, displaced
 from .params import OpenParams
 
@@ -256,6 +259,7 @@ def open_measured(
     placement: Placement,
     params: ContextParams,
     embedding: EmbeddingParams | None = None,
+    adapters: Sequence[AdapterFile] = (),
     *,
     no_pipeline: str = "",
     sketch: bool = False,
@@ -270,8 +274,13 @@ def open_measured(
         As `load_model` and the context, but never OutOfMemoryError.
     """
     memory = MeasuredMemory()
-    model, _ = place_model(file, placement, memory)
+    model, _ = place_model(file, placement, memory, adapters)
     kind = context_type(model.arch, embedding or EmbeddingParams())
+    if adapters and kind is not Context:
+        raise UnsupportedModelError(
+            f"{adapters[0].path}: LoRA adapters of models that compute embeddings are not "
+            "supported yet"
+        )
     if sketch and kind is Context:
         kind = _SketchedContext
     context = kind(
@@ -287,7 +296,12 @@ def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
     """Place a model again as planned; see `open_measured`."""
     params = plan.params
     return open_measured(
-        file, plan.placement, params.context, params.embedding, no_pipeline=plan.no_pipeline
+        file,
+        plan.placement,
+        params.context,
+        params.embedding,
+        read_adapters(params.adapters),
+        no_pipeline=plan.no_pipeline,
     )
 
 

@@ -46,6 +46,19 @@ def keys_identity(instance: Instance) -> Identity:
     }
 
 
+def adapters_identity(instance: Instance, scales: Sequence[float]) -> str:
+    """The identity of adapters with these scales, () for none. The first call reads their files.
+
+    Raises:
+        ModelFileError: a file cannot be read any more.
+    """
+    if not scales:
+        return "none"
+    files = instance.context.model.adapters.all
+    used = [(s, file) for s, file in zip(scales, files, strict=True) if s != 0]
+    return _digest(repr([(s, _digest_of_files(str(file.path))) for s, file in used]))
+
+
 @cache
 def _digest_of_files(path: str) -> str:
     """Of the bytes of all files of a model. They are read once in a process."""

@@ -1,7 +1,7 @@
 """Saves evaluated prefixes of a running engine to files, and restores them.
 
-A file has the identity of its keys and values (prefix_identity.py), and the salt of the client that
-they belong to. The engine's thread copies bytes between two steps; the caller's reads and writes
+A file has the identity of its keys and values (prefix_identity.py), the salt of the client that
+they belong to, and the adapters in use. The engine's thread copies bytes between two steps; the caller's reads and writes
 files. Knows no HTTP. Tested by tests/runtime/test_saved_prefixes.py.
 """
 
@@ -16,9 +16,10 @@ import numpy as np
 from ..base.errors import RequestError
 from ..model.context import Context
 from ..model.kv_cells import part_sizes, read_parts, write_parts
+from ..model.kv_prefix import PLAIN, PrefixIdentity
 from ..model.prefix_file import Identity, Prefix, read_prefix, write_prefix
 from .instance import Instance
-from .prefix_identity import keys_identity
+from .prefix_identity import adapters_identity, keys_identity
 
 
 class Saved(NamedTuple):
@@ -28,7 +29,9 @@ class Saved(NamedTuple):
     n_bytes: int
 
 
-def save_prefix(instance: Instance, path: Path, tokens: Sequence[int], salt: str = "") -> Saved:
+def save_prefix(
+    instance: Instance, path: Path, tokens: Sequence[int], identity: PrefixIdentity = PLAIN
+) -> Saved:
     """Write the longest prefix of `tokens` that the pool holds to a file, or replace the file.
 
     Raises:
@@ -39,21 +42,23 @@ def save_prefix(instance: Instance, path: Path, tokens: Sequence[int], salt: str
     engine = instance.engine
 
     def read(context: Context) -> Prefix:
-        seq = engine.prefixes.find(tokens, salt)
+        seq = engine.prefixes.find(tokens, identity)
         try:
             parts = read_parts(context.groups, seq) if seq.length else ()
             return Prefix(np.array(tokens[: seq.length], np.int32), parts)
         finally:
             seq.free()
 
-    identity = _identity(instance, salt)
+    of_file = _of_file(instance, identity)
     prefix = engine.call(read)
     if not len(prefix.tokens):
         raise RequestError(f"{path.name}: none of the {len(tokens)} tokens is in memory any more")
-    return Saved(prefix.tokens.tolist(), write_prefix(path, identity, prefix))
+    return Saved(prefix.tokens.tolist(), write_prefix(path, of_file, prefix))
 
 
-def restore_prefix(instance: Instance, path: Path, salt: str = "") -> Saved:
+def restore_prefix(
+    instance: Instance, path: Path, identity: PrefixIdentity = PLAIN
+) -> Saved:
     """Add the prefix of a file to the pool: requests that begin with it reuse it, with equal bits.
 
     Raises:
@@ -67,7 +72,7 @@ def restore_prefix(instance: Instance, path: Path, salt: str = "") -> Saved:
     def sizes_of(n: int) -> list[int]:
         return part_sizes(context.groups, context.pool, n)
 
-    prefix = read_prefix(path, _identity(instance, salt), instance.n_ctx, sizes_of)
+    prefix = read_prefix(path, _of_file(instance, identity), instance.n_ctx, sizes_of)
     tokens = prefix.tokens.tolist()
 
     def write(context: Context) -> None:
@@ -76,7 +81,7 @@ def restore_prefix(instance: Instance, path: Path, salt: str = "") -> Saved:
             context.append(seq, len(tokens))
             seq.prepare(len(tokens), len(tokens))
             write_parts(context.groups, seq, prefix.parts)
-            engine.prefixes.insert(tokens, seq, ended=True, salt=salt)
+            engine.prefixes.insert(tokens, seq, ended=True, identity=identity)
         finally:
             seq.free()
 
@@ -84,11 +89,17 @@ def restore_prefix(instance: Instance, path: Path, salt: str = "") -> Saved:
     return Saved(tokens, path.stat().st_size)
 
 
-def forget_prefix(instance: Instance, tokens: Sequence[int], salt: str = "") -> int:
+def forget_prefix(
+    instance: Instance, tokens: Sequence[int], identity: PrefixIdentity = PLAIN
+) -> int:
     """Remove a prefix from the pool, but for what others share. Return the tokens removed."""
     engine = instance.engine
-    return engine.call(lambda _: engine.prefixes.forget(tokens, salt))
+    return engine.call(lambda _: engine.prefixes.forget(tokens, identity))
 
 
-def _identity(instance: Instance, salt: str) -> Identity:
-    return {**keys_identity(instance), "salt": salt}
+def _of_file(instance: Instance, identity: PrefixIdentity) -> Identity:
+    return {
+        **keys_identity(instance),
+        "salt": identity.salt,
+        "adapters": adapters_identity(instance, identity.lora),
+    }

@@ -20,6 +20,7 @@ from ..model.embed_context import embeds
 from ..model.gguf import GGUFFile
 from ..model.placement import Placement, layer_devices, moe_overrides
 from ..sched.backend import Device
+from .adapters import read_adapters
 from .params import OpenParams
 from .plan import (
     DevicePlan,
@@ -87,6 +88,7 @@ class Trials:
         self._file = file
         self._placement = placement
         self._params = params
+        self._adapters = read_adapters(params.adapters)
         self._sketches: dict[tuple[Choice, str], Sketch] = {}
         self._plans: dict[tuple[Choice, str], ModelPlan] = {}
 
@@ -117,6 +119,7 @@ class Trials:
             self.placement(choice),
             options.context,
             options.embedding,
+            self._adapters,
             no_pipeline=no_pipeline,
             sketch=sketch,
         )

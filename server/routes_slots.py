@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from ..base.errors import RequestError
+from ..model.kv_prefix import PrefixIdentity
 from ..runtime.engine.slots import SlotContent
 from ..runtime.instance import Instance
 from ..runtime.saved_prefix import forget_prefix, restore_prefix, save_prefix
@@ -60,11 +61,12 @@ async def act(request: web.Request) -> web.Response:
     done: dict[str, Any] = {"id_slot": slot, "filename": body.filename}
     if action == "save":
         content = _content(model, slot, salt)
-        saved = await _alone(request, lambda: save_prefix(model, path, content.tokens, salt))
+        saved = await _alone(request, lambda: save_prefix(model, path, *content))
         done |= {"n_saved": len(saved.tokens), "n_written": saved.n_bytes}
     else:
-        saved = await _alone(request, lambda: restore_prefix(model, path, salt))
-        model.engine.slots.last[slot] = SlotContent(saved.tokens, salt)
+        identity = PrefixIdentity(salt, model.adapters.used())
+        saved = await _alone(request, lambda: restore_prefix(model, path, identity))
+        model.engine.slots.last[slot] = SlotContent(saved.tokens, identity)
         done |= {"n_restored": len(saved.tokens), "n_read": saved.n_bytes}
     ms = 1e3 * (time.perf_counter() - begin)
     return json_response(done | {"timings": {f"{action}_ms": ms}})
@@ -72,10 +74,10 @@ async def act(request: web.Request) -> web.Response:
 
 async def _erase(request: web.Request, model: Instance, slot: int, salt: str) -> int:
     last = model.engine.slots.last
-    if slot not in last or last[slot].salt != salt:
+    if slot not in last or last[slot].identity.salt != salt:
         return 0
     content = last.pop(slot)
-    return await _alone(request, lambda: forget_prefix(model, content.tokens, salt))
+    return await _alone(request, lambda: forget_prefix(model, *content))
 
 
 async def _alone(request: web.Request, work: Callable[[], T]) -> T:
@@ -94,7 +96,7 @@ def _slot(request: web.Request, model: Instance) -> int:
 def _content(model: Instance, slot: int, salt: str) -> SlotContent:
     """What the last request of a slot left. Requests of other keys are not told apart from none."""
     content = model.engine.slots.last.get(slot)
-    if content is None or content.salt != salt or not content.tokens:
+    if content is None or content.identity.salt != salt or not content.tokens:
         raise RequestError(f"slot {slot} is empty: no request has ended in it yet")
     return content
 

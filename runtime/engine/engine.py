@@ -19,6 +19,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ...base.errors import ClosedError, ContextSizeError, RequestError
+from ...model.adapters import Adapters
+from ...model.batch import F32Array
 from ...model.context import Context
 from ...model.guide import Compiler, Matcher
 from ...model.kv_prefix import PrefixTree
@@ -54,9 +56,10 @@ class Engine:
         n_parallel: int,
         params: EngineParams,
         compiler: Compiler | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
-        """`compiler`: of grammars; None: a new one. Raises RequestError: `n_parallel` is out of
-        range."""
+        """`compiler`: of grammars; None: a new one. `adapters`: those of the context's model.
+        Raises RequestError: `n_parallel` is out of range."""
         if not 1 <= n_parallel <= context.n_seq_max:
             raise RequestError(f"n_parallel {n_parallel}: must be 1 to {context.n_seq_max}")
         self.context = context
@@ -64,6 +67,7 @@ class Engine:
         self.n_parallel = n_parallel
         self._queue = JobQueue(params.max_waiting, params.max_client_waiting)
         self.compiler = compiler or Compiler(vocab)
+        self._adapters = adapters or Adapters()
         self._worker = Worker("lamella-engine", self._run)
         self._runner = Runner(
             context, vocab, self._queue, n_parallel, params.max_itl, self._worker.pulse
@@ -134,7 +138,8 @@ class Engine:
         sampler = self._sampler(job)
         for token in job.prompt:
             sampler.accept(token)
-        ticket = Ticket(job, sampler, self._matcher(job), self._thinking(job))
+        scales = self._lora_scales(job)
+        ticket = Ticket(job, sampler, self._matcher(job), self._thinking(job), scales)
         self._queue.put(ticket)
         return ticket
 
@@ -229,6 +234,16 @@ class Engine:
         if spec is None:
             return None
         return self.compiler.compile(replace(spec, salt=job.salt)).matcher()
+
+    def _lora_scales(self, job: Job) -> F32Array | None:
+        """The scales of a job's adapters: fixed now. A job that sets none has none."""
+        lora = job.params.generation.lora
+        if not lora:
+            return None
+        n = len(self._adapters.all)
+        if [id for id, _ in lora] != list(range(n)):
+            raise RequestError(f"lora must have a scale for each of the {n} adapters")
+        return self._adapters.scales([scale for _, scale in lora])
 
     def _thinking(self, job: Job) -> ThinkingTracker | None:
         if job.thinking is None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
+from ...model.kv_prefix import PrefixIdentity
 from ..params import GenerationParams
 from .job import StopType
 from .shares import Owner, split
@@ -43,8 +44,8 @@ class JobState(Protocol):
         """The client and the request that the job is for."""
 
     @property
-    def salt(self) -> str:
-        """Jobs share prefixes only with those of the same salt."""
+    def identity(self) -> PrefixIdentity:
+        """Jobs share prefixes only with those of the same identity."""
 
     @property
     def params(self) -> GenerationParams:
@@ -89,7 +90,7 @@ def prefix_is_coming(
     return job.params.cache_prompt and any(
         not other.decoding
         and other.params.cache_prompt
-        and other.salt == job.salt
+        and other.identity == job.identity
         and other.n_done < end
         and len(other.tokens) >= end < len(job.tokens)
         and other.tokens[:end] == job.tokens[:end]

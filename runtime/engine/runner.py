@@ -81,7 +81,7 @@ class BatchPlan:
                 mask = self.masks.late(len(self.guided))
                 self.guided.append(ticket)
         self.used[ticket.owner] += len(tokens)
-        self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top, mask)
+        self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top, mask, ticket.lora_scales)
 
     def tickets(self) -> Iterable[Ticket]:
         """All jobs with tokens in the batch, each once."""
@@ -242,12 +242,12 @@ class Runner:
         pool = self._context.pool
         if not ticket.params.cache_prompt:
             return pool.new_sequence()
-        seq = self.prefixes.find(ticket.tokens[:-1], ticket.salt)
+        seq = self.prefixes.find(ticket.tokens[:-1], ticket.identity)
         fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
         n = policy.shared_length(seq.length, fits, pool.page_size)
         if n < seq.length:
             seq.free()
-            seq = self.prefixes.find(ticket.tokens[:n], ticket.salt)
+            seq = self.prefixes.find(ticket.tokens[:n], ticket.identity)
         return seq
 
     # --- a step ---
@@ -475,7 +475,7 @@ class Runner:
         if ticket.seq is not None:
             self.running.remove(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]
-            self.slots.leave(ticket.slot, SlotContent(tokens, ticket.salt))
+            self.slots.leave(ticket.slot, SlotContent(tokens, ticket.identity))
             self._queue.end(ticket)
             self._share_prefix(ticket, ended=True)
             ticket.leave()
@@ -489,7 +489,7 @@ class Runner:
                 ended=ended,
                 after=ticket.shared,
                 in_flight=ticket in self._in_flight,
-                salt=ticket.salt,
+                identity=ticket.identity,
             )
 
 

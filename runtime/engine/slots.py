@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...model.kv_prefix import PrefixIdentity
+
 
 class SlotContent(NamedTuple):
-    """The tokens that the last job of a slot evaluated, and its salt."""
+    """The tokens that the last job of a slot evaluated, and their identity."""
 
     tokens: Sequence[int]
-    salt: str
+    identity: PrefixIdentity
 
 
 class Slots:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from ...model.batch import F32Array
 from ...model.guide import Matcher
-from ...model.kv_prefix import Node
+from ...model.kv_prefix import Node, PrefixIdentity
 from ...model.kv_sequence import KVSequence
 from ...model.sampling import Sampler
 from .job import Job, Result, StopType, Timings
@@ -36,7 +37,9 @@ class Ticket:
     __slots__ = (
         "decoding",
         "has_new_line",
+        "identity",
         "is_sound",
+        "lora_scales",
         "matcher",
         "n_cached",
         "n_done",
@@ -49,7 +52,6 @@ class Ticket:
         "params",
         "paused",
         "post_sampling_probs",
-        "salt",
         "sampler",
         "seq",
         "settled",
@@ -72,15 +74,18 @@ class Ticket:
         sampler: Sampler,
         matcher: Matcher | None = None,
         thinking: ThinkingTracker | None = None,
+        lora_scales: F32Array | None = None,
     ) -> None:
         self.sink = job.sink
         self.sampler = sampler
         self.matcher = matcher  # follows the grammar of the text; None if it is free
         self.thinking = thinking  # follows the reasoning of the text; None if it has none
         self.owner = job.owner
-        self.salt = job.salt
         self.slot = job.slot  # once it has started, the one that it got
         self.params = job.params.generation
+        self.lora_scales = lora_scales  # of its adapters; None if it has none
+        used = () if lora_scales is None else tuple(s for _, s in self.params.lora or ())
+        self.identity = PrefixIdentity(job.salt, used)
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs
         # the number of largest logits that are needed; 0: all

@@ -29,6 +29,8 @@ PAGE: Final = ROOT / "docs" / "api.md"
 WIDER: Final = {
     "chat_template_kwargs": "Mapping[str, object] | None",
     "override_kv": "Mapping[str, bool | int | float | str]",
+    "OpenParams.lora": "str | Sequence[str | tuple[str, float]]",
+    "RequestParams.lora": "Sequence[Mapping[str, float]]",
     "logit_bias": "Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]",
     "json_schema": "Mapping[str, object] | bool | str | type | TypeAdapter[Any]",
 }
@@ -124,8 +126,9 @@ def declared_options(options: type[Options]) -> list[Declared]:
 
 def hint_text(options: type[Options], name: str) -> str:
     """The type of an option's values, as source."""
-    if name in WIDER:
-        return WIDER[name]
+    for known in (name, f"{options.__name__}.{name}"):
+        if known in WIDER:
+            return WIDER[known]
     hints = [hints[name] for hints in _hints(options) if name in hints]
     return _type_text(hints[-1])  # a group may have the name of one of its options
 

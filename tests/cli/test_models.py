@@ -12,6 +12,7 @@ import pytest
 from commands import lamella, tiny_model
 from fake_hub import FakeHub
 from hub_world import hub_world
+from make_adapter import named, random_matrices, write_adapter
 from tiny_models import TINY, write_model
 
 from lamella.cli.list import ago
@@ -176,6 +177,38 @@ def test_show(tmp_path: Path) -> None:
     assert report["n_vocab"] > 0 and report["n_params"] > 0 and report["is_supported"]
     assert texts["vocabulary"] == f"{report['n_vocab']} tokens ({report['vocabulary']})"
     assert lamella("show", path, "--template").stdout == "{{ messages }}\n"
+
+
+def test_show_an_adapter(tmp_path: Path) -> None:
+    model, path = tmp_path / "tiny.gguf", tmp_path / "rhymes.gguf"
+    write_model(TINY["llama"], model)
+    keys = {"adapter.lora.task_name": "rhymes"}
+    tensors = named(random_matrices(model, 4))
+    write_adapter(path, "llama", tensors, alpha=8.0, metadata=keys)
+    lines = lamella("show", path).stdout.splitlines()
+    assert lines == [
+        str(path),
+        "  kind            a LoRA adapter: open its model, with --lora FILE",
+        "  name            rhymes",
+        "  architecture    llama",
+        "  rank            4, alpha 8.0",
+        "  changes         14 matrices, 29.00 KiB",
+        "  task            rhymes",
+    ]
+    report = json.loads(lamella("show", path, "--json").stdout)
+    assert (report["type"], report["ranks"], report["matrices"]) == ("adapter", [4], 14)
+    run = ["-p", "ab", "-n", "8", "--temp", "0", "-c", "64", "--ignore-eos"]
+    texts = [
+        lamella("run", model, *run, *more).stdout
+        for more in ([], ["--lora", path], ["--lora-scaled", f"{path}:-9"])
+    ]
+    assert len(set(texts)) == 3
+    off = ["--lora", path, "--lora-init-without-apply"]
+    assert lamella("run", model, *run, *off).stdout == texts[0]
+    wrong = lamella("run", path, *run)
+    assert wrong.returncode == 1 and "this is an adapter: open its model" in wrong.stderr
+    wrong = lamella("run", model, *run, "--lora", model)
+    assert wrong.returncode == 1 and "general.type is missing: must be 'adapter'" in wrong.stderr
 
 
 @pytest.mark.parametrize("source", ["u/tiny:Q8_0", "url"])

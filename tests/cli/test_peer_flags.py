@@ -39,6 +39,7 @@ VALUES: Final = {
     "--json-schema": "{}",
     "--json-schema-file": str(ROOT / "models/greedy.json"),
     "--logit-bias": "5+1",
+    "--lora-scaled": "adapter.gguf:0.5",
     "--model-url": "https://huggingface.co/user/model/resolve/main/file.gguf",
     "--override-kv": "llama.context_length=int:64",
     "--reasoning-format": "none",

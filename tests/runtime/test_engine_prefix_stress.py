@@ -12,14 +12,14 @@ import pytest
 from fake_context import PipelineContext, Recorder, expected, job, make_engine, sampling
 
 from lamella.base.errors import BackendError, CancelledError
-from lamella.model.kv_prefix import Node
+from lamella.model.kv_prefix import PLAIN, Node
 from lamella.model.layer_memory import Window
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Result
 
 
 def nodes_of(engine: Engine) -> list[Node]:
-    found, unseen = [], [engine._runner.prefixes._root("")]
+    found, unseen = [], [engine._runner.prefixes._root(PLAIN)]
     while unseen:
         node = unseen.pop()
         found.append(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fake_context import FakeContext, Recorder, job, running
 
+from lamella.model.kv_prefix import PLAIN
 from lamella.runtime.engine.slots import SlotContent, Slots
 
 
@@ -17,7 +18,7 @@ def test_a_job_gets_the_slot_that_it_names_if_that_is_free() -> None:
 
 def test_the_last_job_of_a_slot_is_known() -> None:
     slots = Slots(2)
-    content = SlotContent((1, 2), "")
+    content = SlotContent((1, 2), PLAIN)
     slots.leave(slots.take(1), content)
     slots.leave(slots.take(1))  # preempted: nothing new
     assert slots.last == {1: content}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lamella.model.kv_prefix import PLAIN, PrefixIdentity
 from lamella.runtime.engine import policy
 from lamella.runtime.engine.job import StopType
 from lamella.runtime.engine.shares import Owner, Turns
@@ -26,7 +27,7 @@ class State:
     paused: bool = False
     params: GenerationParams = GenerationParams()
     owner: Owner = Owner()
-    salt: str = ""
+    identity: PrefixIdentity = PLAIN
 
 
 def prompt(n: int, n_done: int = 0, *, settled: bool = False, **params: Any) -> State:
@@ -66,7 +67,8 @@ PAGE = 4
         (prompt(9), 0, True, [DECODING, State(range(9), decoding=True)], False),
         (prompt(9), 0, True, [DECODING, prompt(9)], True),
         # jobs that do not share
-        (prompt(9), 0, True, [State(range(9), salt="a")], False),
+        (prompt(9), 0, True, [State(range(9), identity=PrefixIdentity("a"))], False),
+        (prompt(9), 0, True, [State(range(9), identity=PrefixIdentity(lora=(1.0,)))], False),
         (prompt(9, cache_prompt=False), 0, True, [prompt(9)], False),
         (prompt(9), 0, True, [prompt(9, cache_prompt=False)], False),
         (prompt(9, cache_prompt=False), 0, False, [prompt(9)], True),

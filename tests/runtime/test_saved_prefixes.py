@@ -13,6 +13,7 @@ from window_models import write_window_model
 
 from lamella.base.errors import OutOfMemoryError, RequestError
 from lamella.graph import GGMLType
+from lamella.model.kv_prefix import PrefixIdentity
 from lamella.model.sampling import TokenLogprob
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
@@ -73,9 +74,9 @@ def test_files_of_other_models_and_settings_are_refused(tmp_path: Path, path: Pa
     file, cpu = tmp_path / "saved", PLACEMENTS["cpu"]
     with open_instance(opened(cpu, path)) as instance:
         run(instance, PROMPT)
-        save_prefix(instance, file, PROMPT, "")
+        save_prefix(instance, file, PROMPT)
         with pytest.raises(RequestError, match="saved with another salt: ; this is secret"):
-            restore_prefix(instance, file, "secret")
+            restore_prefix(instance, file, PrefixIdentity("secret"))
         with pytest.raises(RequestError, match="none of the 3 tokens is in memory"):
             save_prefix(instance, tmp_path / "other", [7, 7, 7])
     other = tmp_path / "other.gguf"
