@@ -1,8 +1,8 @@
 """Saves evaluated prefixes of a running engine to files, and restores them.
 
 A file has the identity of its keys and values (prefix_identity.py), the salt of the client that
-they belong to, and the adapters in use. The engine's thread copies bytes between two steps; the caller's reads and writes
-files. Knows no HTTP. Tested by tests/runtime/test_saved_prefixes.py.
+they belong to, and the adapters in use. The engine's thread copies bytes between two steps; the
+caller's reads and writes files. Knows no HTTP. Tested by tests/runtime/test_saved_prefixes.py.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def save_prefix(
     return Saved(prefix.tokens.tolist(), write_prefix(path, of_file, prefix))
 
 
-def restore_prefix(
-    instance: Instance, path: Path, identity: PrefixIdentity = PLAIN
-) -> Saved:
+def restore_prefix(instance: Instance, path: Path, identity: PrefixIdentity = PLAIN) -> Saved:
     """Add the prefix of a file to the pool: requests that begin with it reuse it, with equal bits.
 
     Raises:

@@ -30,6 +30,7 @@ from ..base.log_output import log_in_background
 from ..base.malloc import return_large_blocks
 from . import (
     routes,
+    routes_adapters,
     routes_control,
     routes_embed,
     routes_generate,
@@ -93,6 +94,7 @@ def create_app(state: ServerState) -> web.Application:
             *routes_generate.ROUTES,
             *routes_control.ROUTES,
             *routes_slots.ROUTES,
+            *routes_adapters.ROUTES,
             *routes_embed.ROUTES,
             *responses.ROUTES,
             *routes_missing.ROUTES,

@@ -51,7 +51,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "grammar_triggers": ([],),
     "guided_whitespace_pattern": (),
     "input_extra": ([],),
-    "lora": ([],),
     "mirostat": (0,),
     "modalities": (["text"],),
     "multimodal_data": ([],),
@@ -94,6 +93,16 @@ def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
 
 def parse_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`. Raises RequestError with the place and the cause."""
+    body = parse_value(raw)
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, found {found(body)}")
+    for name, value in body.items():
+        check_depth(f"{name:.80}", value, N_DEPTH_MAX)
+    return body
+
+
+def parse_value(raw: bytes) -> Any:
+    """The JSON value in `raw`, of any depth. Raises RequestError with the place and the cause."""
     try:
         text = raw.decode(errors="surrogateescape")
         check_utf8("the body", text)
@@ -107,10 +116,6 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is not JSON: {where}: {error.msg}") from None
     except ValueError as error:  # a number of thousands of digits, NaN, too many fields
         raise RequestError(f"the body is invalid: {error}") from None
-    if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, found {found(body)}")
-    for name, value in body.items():
-        check_depth(f"{name:.80}", value, N_DEPTH_MAX)
     return body
 
 

@@ -339,6 +339,7 @@ def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
     grammar = params.grammar
     settings |= {"grammar": grammar.grammar, "regex": grammar.regex}
     settings["json_schema"] = grammar.json_schema
+    settings["lora"] = [{"id": id, "scale": s} for id, s in params.generation.lora or ()]
     return settings | {
         "max_tokens": params.generation.n_predict,
         "stop": list(body.stop),

@@ -37,9 +37,9 @@ MISSING: Final = (
         ("/infill",),
     ),
     Missing(
-        "LoRA adapters",
-        "a model file with the adapter merged into it",
-        ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        "loading adapters later",
+        "--lora at the start, and scales by POST /lora-adapters",
+        ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     ),
     Missing("ollama's chat", CHAT, ("/api/chat",)),
     Missing("ollama's completion", "POST /v1/completions", ("/api/generate",)),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from http_world import RunningServer, running
 
-from lamella.server import routes, routes_embed, routes_generate
+from lamella.server import routes, routes_adapters, routes_embed, routes_generate
 from lamella.server.routes_missing import MISSING
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "server.md"
@@ -33,7 +33,7 @@ def test_missing_endpoints_name_a_replacement(server: RunningServer, method: str
 
 
 def test_replacements_exist() -> None:
-    rooms = (routes, routes_embed, routes_generate)
+    rooms = (routes, routes_adapters, routes_embed, routes_generate)
     known = {(route.method, route.path) for room in rooms for route in room.ROUTES}
     for missing in MISSING:
         for method, path in re.findall(r"\b(GET|POST) (/[\w/-]+)", missing.instead):
