@@ -375,6 +375,8 @@ class Runner:
         if isinstance(sampled, Exception):
             if isinstance(sampled, RequestError) and matcher is not None and matcher.is_complete:
                 return StopType.EOS  # ignore_eos or a bias bans the end token, and all others
+            if isinstance(sampled, BackendError) and ticket.lora_scales is not None:
+                raise RequestError(f"lora: these scales are too large: {sampled}") from sampled
             raise sampled
         token = sampled
         if ticket.thinking is not None:

@@ -33,6 +33,7 @@ MAY_WORK_IN_PLACE = {
     Op.RMS_NORM,
     Op.CLAMP,
     Op.SOFT_MAX,
+    Op.LORA_B,
 }
 COMPUTING_OPS = [op for op in Op if op is not Op.NONE and op not in VIEW_OPS]
 
@@ -78,6 +79,10 @@ def test_only_the_first_source_is_taken_over_if_others_are_read_in_any_order() -
     node = ops.add_id(a, b, ids)
     allocated(node)
     assert shared(node, a)
+    y, b, z = (ops.cont(Tensor(GGMLType.F32, (2, 2), name=name)) for name in "ybz")
+    node = ops.lora_b(y.set_output(), b, z)
+    allocated(node)
+    assert not any(shared(node, src) for src in (y, b, z))
 
 
 def test_the_first_source_that_can_be_taken_is_taken() -> None:

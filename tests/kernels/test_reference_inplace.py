@@ -27,6 +27,9 @@ CASES: dict[str, Case] = {
     "add_id": lambda a: ops.add_id(
         a, leaf(normal(9, 16, seed=1)), ids(np.arange(12).reshape(3, 4) % 9)
     ),
+    "lora_b": lambda a: ops.lora_b(
+        ops.reshape(a, (16, 12)), leaf(normal(5, 16, seed=1)), leaf(normal(12, 5, seed=2))
+    ),
     "scale": lambda a: ops.scale(a, 0.7, 0.1),
     "sqr": ops.sqr,
     "sqrt": ops.sqrt,
