@@ -15,10 +15,12 @@ from tiny_models import TINY, write_model
 from lamella.base.errors import RequestError, UnsupportedModelError
 from lamella.base.settings import STRICT
 from lamella.graph import GGMLType
+from lamella.model.kv_prefix import PrefixIdentity
 from lamella.model.sampling import TokenLogprob
 from lamella.runtime.fit import plan_model
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import measure, open_embedding, open_instance
+from lamella.runtime.saved_prefix import restore_prefix, save_prefix
 from lamella.runtime.text import Generation, generate
 
 Probs = list[tuple[TokenLogprob, ...]]
@@ -196,3 +198,28 @@ def test_adapters_on_devices(folder: Path, instance: Instance) -> None:
 def test_embeddings_have_no_adapters(folder: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"LoRA adapters of models that compute embed"):
         open_embedding(options(folder))
+
+
+def test_saved_prefixes_know_their_adapters(
+    folder: Path, instance: Instance, tmp_path: Path
+) -> None:
+    file = tmp_path / "saved"
+    prompt = [200, *range(100, 150)]
+    first = PrefixIdentity(lora=(1.0, 0.0))
+    probs(start(instance, prompt, lora=FIRST))
+    with pytest.raises(RequestError, match="none of the 51 tokens is in memory"):
+        save_prefix(instance, file, prompt)
+    save_prefix(instance, file, prompt, first)
+    for other in (
+        PrefixIdentity(),
+        PrefixIdentity(lora=(0.0, 1.0)),
+        PrefixIdentity(lora=(2.0, 0.0)),
+    ):
+        with pytest.raises(RequestError, match="saved with another adapters"):
+            restore_prefix(instance, file, other)
+    with open_instance(options(folder)) as later:
+        expected = alone(later, prompt, lora=FIRST)
+        restore_prefix(later, file, first)
+        generation = start(later, prompt, lora=FIRST)
+        assert probs(generation) == expected
+        assert generation.result.n_cached == len(prompt) - 1
