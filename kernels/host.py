@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -18,6 +18,7 @@ from ..alloc.host import untouched_bytes
 
 ROOT: Final = Path("/")
 HAS_POSIX_THREADS: Final = os.name == "posix"  # the threads of compiled CPU kernels; not Windows
+_RESERVED: Final = [0]  # bytes
 POLL: Final = 50  # the default, from 0 to 100: how long idle CPU threads spin before they sleep
 
 
@@ -54,8 +55,20 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
 
 def free_memory() -> int:
     """Bytes that this process may still allocate: the available ones, without those that it has
-    allocated and not yet written. What other processes have not yet written is unknown."""
-    return max(0, host_memory()[0] - untouched_bytes())
+    allocated and not yet written. What other processes have not yet written is unknown, but for
+    `reserved_for_others`."""
+    return max(0, host_memory()[0] - untouched_bytes() - _RESERVED[0])
+
+
+@contextmanager
+def reserved_for_others(n_bytes: int) -> Iterator[None]:
+    """Within the block, `n_bytes` of the memory are not free: other processes of this server have
+    allocated them and not yet written."""
+    _RESERVED[0] = n_bytes
+    try:
+        yield
+    finally:
+        _RESERVED[0] = 0
 
 
 def peak_memory(root: Path = ROOT) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ..base.background import begin
@@ -46,6 +47,7 @@ log = get_logger("instance")
 TEXT_ONLY: Final = "this needs a model that generates text; `lamella embed` computes embeddings"
 
 OnLoad = Callable[[int, int], None]  # bytes loaded, bytes in all
+Admit = Callable[[Callable[[], ModelPlan]], ModelPlan]
 
 
 class FileParts(NamedTuple):
@@ -65,6 +67,7 @@ def open_model(
     on_load: OnLoad | None = None,
     on_compile: CompileProgress | None = None,
     prepare_grammars: bool = False,
+    admit: Admit | None = None,
 ) -> Instance | EmbeddingInstance:
     """Load a model and start the thread that runs its requests.
 
@@ -74,6 +77,7 @@ def open_model(
         on_load, on_compile: progress callbacks.
         prepare_grammars: prepare the compiler of grammars while the weights are read. Otherwise the
             first request with a grammar waits for it.
+        admit: returns the plan to use. It may call the function that plans again and again.
 
     Raises:
         ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
@@ -83,7 +87,8 @@ def open_model(
         PlacementError: placement is strict, and the plan has displaced nodes.
         GrammarError: the grammar of `defaults` is invalid for the model's vocabulary.
     """
-    plan = plan_model(params, on_compile)
+    plan_now = partial(plan_model, params, on_compile)
+    plan = plan_now() if admit is None else admit(plan_now)
     parts = _read_parts(params)
     if not (params.placement.devices or plan.placement.devices):
         for reason in unused_reasons(of_present=True):

@@ -12,9 +12,11 @@ import pytest
 from lamella.kernels import host
 from lamella.kernels.host import (
     default_threads,
+    free_memory,
     host_memory,
     peak_memory,
     python_command,
+    reserved_for_others,
     usable_cpus,
 )
 
@@ -196,3 +198,15 @@ def test_the_command_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     for nothing in ("", None):
         monkeypatch.setattr(sys, "executable", nothing)
         assert python_command("a.b") is None
+
+
+def test_memory_that_other_processes_have_not_yet_written_is_not_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "host_memory", lambda: (1000, 2000))
+    monkeypatch.setattr(host, "untouched_bytes", lambda: 100)
+    with reserved_for_others(300):
+        assert free_memory() == 600
+    with reserved_for_others(5000):
+        assert free_memory() == 0
+    assert free_memory() == 900

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.registry import CudaRegistry
 from lamella.model.params import PlacementParams
 from lamella.runtime import devices as lookup
-from lamella.runtime.open import open_instance
+from lamella.runtime.open import open_instance, open_model
+from lamella.runtime.plan import ModelPlan
 
 
 @pytest.fixture
@@ -73,6 +75,19 @@ def test_the_error_of_an_unsupported_vocabulary_names_the_file(tmp_path: Path) -
 
     with pytest.raises(UnsupportedModelError, match=r"bpe\.gguf: .*'bloom'"):
         open_instance(open_params(file), on_load=on_load)
+
+
+def test_the_caller_chooses_the_plan(path: Path) -> None:
+    made: list[ModelPlan] = []
+
+    def admit(plan_now: Callable[[], ModelPlan]) -> ModelPlan:
+        made.extend(plan_now() for _ in range(2))
+        return made[0]
+
+    instance = open_model(open_params(path), admit=admit)
+    instance.worker.close()
+    assert instance.plan is made[0]
+    assert made[0] is not made[1]
 
 
 @pytest.mark.parametrize("names", [("none",), ("sim",)])
