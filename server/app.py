@@ -16,8 +16,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -38,7 +38,7 @@ from . import (
     routes_slots,
 )
 from .bodies import discard_rest
-from .clients import KEY, network_of
+from .clients import KEY, network_of, passed_key
 from .config import ServerConfig
 from .cors import preflight, set_cors_headers
 from .error_shapes import shape_of
@@ -56,7 +56,7 @@ from .progress import LoadProgress
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
 from .request_log import log_requests, record_of
 from .responses import routes as responses
-from .state import STATE, ServedModel, ServerState
+from .state import STATE, Role, ServedModel, ServerState
 from .watchdog import exit_after, watching
 
 log = get_logger("server")
@@ -74,8 +74,24 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health", "/live", "", "/"})
 
 
-def create_app(state: ServerState) -> web.Application:
-    """The application over `state`, whose model may be loaded later.
+SERVED: Final = (
+    *routes.ROUTES,
+    *routes_generate.ROUTES,
+    *routes_control.ROUTES,
+    *routes_slots.ROUTES,
+    *routes_adapters.ROUTES,
+    *routes_embed.ROUTES,
+    *responses.ROUTES,
+)
+ROUTES: Final = (*SERVED, *routes_missing.ROUTES)
+
+
+def create_app(
+    state: ServerState,
+    table: Sequence[web.RouteDef] = ROUTES,
+    home: Handler = index,
+) -> web.Application:
+    """The application over `state`, whose model may be loaded later. `home` answers GET /.
 
     Serve it with `HttpRunner`: it cancels the handler when a client disconnects.
     """
@@ -89,20 +105,11 @@ def create_app(state: ServerState) -> web.Application:
     config = state.config
     app.add_routes(
         web.RouteDef(route.method, config.prefix + route.path, route.handler, route.kwargs)
-        for route in (
-            *routes.ROUTES,
-            *routes_generate.ROUTES,
-            *routes_control.ROUTES,
-            *routes_slots.ROUTES,
-            *routes_adapters.ROUTES,
-            *routes_embed.ROUTES,
-            *responses.ROUTES,
-            *routes_missing.ROUTES,
-        )
+        for route in table
     )
     if config.ui or config.static_path:
         for path in {config.prefix or "/", f"{config.prefix}/"}:
-            app.router.add_get(path, index)
+            app.router.add_get(path, home)
     if config.static_path:
         app.router.add_get(config.prefix + "/{file:.+}", static_file)
     return app
@@ -115,6 +122,7 @@ async def serve(
     announce: Callable[[str], None],
     progress: LoadProgress | None = None,
     now: asyncio.Event | None = None,
+    role: Role = Role.SINGLE,
 ) -> None:
     """Serve until `stop` is set. Call `announce` with the URLs once the model is loaded.
 
@@ -124,13 +132,8 @@ async def serve(
         RequestError: the server cannot listen on the address.
         LamellaError: any error of `load`; the server is stopped.
     """
-    state = ServerState(config, progress=progress)
-    runner = HttpRunner(create_app(state), shutdown_timeout=N_HANDLER_SECONDS)
-    if config.otel:
-        state.traces = await asyncio.to_thread(Traces)
-    await runner.setup()
-    try:
-        await listen(runner, config)
+    state = ServerState(config, progress=progress, role=role)
+    async with listening(state, create_app(state)) as runner:
         loading = asyncio.create_task(state.load(load))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,6 +144,22 @@ async def serve(
                 await stopping
             await state.running.drain(config.drain, now or asyncio.Event())
         loading.cancel()
+
+
+@asynccontextmanager
+async def listening(state: ServerState, app: web.Application) -> AsyncIterator[HttpRunner]:
+    """Answer requests until the block ends; then those that still run are told.
+
+    Raises:
+        RequestError: the server cannot listen on the address.
+    """
+    runner = HttpRunner(app, shutdown_timeout=N_HANDLER_SECONDS)
+    if state.config.otel:
+        state.traces = await asyncio.to_thread(Traces)
+    await runner.setup()
+    try:
+        await listen(runner, state.config)
+        yield runner
     finally:
         state.running.cancel()
         await runner.cleanup()
@@ -149,19 +168,39 @@ async def serve(
 
 
 def run_server(
-    config: ServerConfig, load: Callable[[], ServedModel], progress: LoadProgress | None = None
+    config: ServerConfig,
+    load: Callable[[], ServedModel],
+    progress: LoadProgress | None = None,
+    *,
+    role: Role = Role.SINGLE,
+    announce: Callable[[str], None] | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT. Return the exit status. Log the address or an error.
+    """Serve a model until SIGTERM or SIGINT. Return the exit status. Log an error, and the address
+    unless `announce` takes it."""
+    tell = announce or partial(log.info, "listening on %s")
+    load = partial(_without_pauses, load)
 
+    async def until(stop: asyncio.Event, now: asyncio.Event) -> None:
+        await serve(config, load, stop, tell, progress, now, role)
+
+    return run_until_signal(config, until)
+
+
+Serving = Callable[[asyncio.Event, asyncio.Event], Awaitable[None]]
+
+
+def run_until_signal(config: ServerConfig, serving: Serving) -> int:
+    """Run a server until SIGTERM or SIGINT. Return the exit status. Log an error.
+
+    `serving` ends when its first event is set, and without delay when the second one is.
     Needs a process of its own: after the second signal, and at its end, it ignores both signals.
     """
     return_large_blocks()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     status = 0
-    load = partial(_without_pauses, load)
     with log_in_background() as writer:
         try:
-            asyncio.run(_until_signal(config, load, progress))
+            asyncio.run(_until_signal(config, serving))
         except LamellaError as error:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -184,9 +223,7 @@ def _without_pauses(load: Callable[[], ServedModel]) -> ServedModel:
     return model
 
 
-async def _until_signal(
-    config: ServerConfig, load: Callable[[], ServedModel], progress: LoadProgress | None
-) -> None:
+async def _until_signal(config: ServerConfig, serving: Serving) -> None:
     loop = asyncio.get_running_loop()
     stop, now = asyncio.Event(), asyncio.Event()
 
@@ -204,9 +241,8 @@ async def _until_signal(
 
     for number in SIGNALS:
         signal.signal(number, on_signal)
-    announce = partial(log.info, "listening on %s")
     with _woken_by_signals(loop):
-        await serve(config, load, stop, announce, progress, now)
+        await serving(stop, now)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -288,12 +324,14 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     is_page = request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS
     is_public = is_page and request.method in ("GET", "HEAD")
     if not is_public and request.match_info.handler is not static_file:
-        routes.loaded_model(request)
+        if state.role is not Role.ROUTER:
+            routes.loaded_model(request)
         is_work = request.method not in ("GET", "HEAD")
         if is_work:
             state.running.check()
-        if state.keys:
-            key = request[KEY] = _key_of(request, state.keys)
+        key = passed_key(request) if state.role is Role.MEMBER else _key_of(request, state.keys)
+        if key is not None:
+            request[KEY] = key
             if is_work:
                 return await _counted(request, handler, key)
     return await handler(request)
@@ -310,8 +348,11 @@ async def _counted(request: web.Request, handler: Handler, key: Key) -> web.Stre
             use.n_predicted += record.n_predicted
 
 
-def _key_of(request: web.Request, keys: KeyRing) -> Key:
-    """The request's key: one that is valid is enough. Raises HTTPUnauthorized."""
+def _key_of(request: web.Request, keys: KeyRing) -> Key | None:
+    """The request's key: one that is valid is enough; None if the server has no keys. Raises
+    HTTPUnauthorized."""
+    if not keys:
+        return None
     given = [request.headers.get("X-Api-Key", "")]
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":

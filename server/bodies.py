@@ -24,7 +24,7 @@ from .body_memory import HeldBody
 from .clients import client_of
 from .http_errors import ENCODINGS
 from .request_log import record_body
-from .state import STATE, ServerState, generates, has_others_texts
+from .state import STATE, Role, ServerState, generates, has_others_texts
 from .threads import N_REST, N_REST_LONG, in_turn
 
 Result = TypeVar("Result")
@@ -67,17 +67,16 @@ async def work_on_body(
         HTTPUnsupportedMediaType: it has an unknown encoding, or is a form.
         OverloadedError: it has no room beside those of others. ClientLimitError: of this client.
     """
-    state, client = request.app[STATE], client_of(request)
-    with state.bodies.body(client) as held:
-        raw = await _read(request, state, held)
-        record_body(request, raw)
-        done = await _in_lane(request, len(raw), partial(work, raw))
+    with request.app[STATE].bodies.body(client_of(request)) as held:
+        raw = await read_body(request, held)
+        done = await in_lane(request, len(raw), partial(work, raw))
         if isinstance(done, LongerWork):
-            return await _in_lane(request, done.n_bytes, done.rest)
+            return await in_lane(request, done.n_bytes, done.rest)
         return done
 
 
-async def _in_lane(request: web.Request, n_bytes: int, work: Callable[[], Result]) -> Result:
+async def in_lane(request: web.Request, n_bytes: int, work: Callable[[], Result]) -> Result:
+    """Return `work()`, called in a thread: it waits for work on bodies of similar size."""
     lane, rest = _lane(n_bytes), partial(_rest, request, _lane(n_bytes))
     return await in_turn(request.app[STATE].lanes[lane], client_of(request), work, rest=rest)
 
@@ -112,14 +111,17 @@ def n_bytes_max(state: ServerState) -> int:
     """The most bytes of a body: what a prompt that fills the context can have, within limits."""
     if state.config.max_body:
         return state.config.max_body * MIB
+    if state.role is Role.ROUTER:
+        return N_BYTES_MOST  # the model's process knows its own limit
     if state.model is None:
         return N_BYTES_LEAST
     n_context = state.model.n_ctx * state.model.vocab.n_piece_bytes_max
     return min(max(n_context, N_BYTES_LEAST), N_BYTES_MOST)
 
 
-async def _read(request: web.Request, state: ServerState, held: HeldBody) -> bytes:
+async def read_body(request: web.Request, held: HeldBody) -> bytes:
     """The body. Raises as `work_on_body`."""
+    state = request.app[STATE]
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", *ENCODINGS):
         raise web.HTTPUnsupportedMediaType(
@@ -138,10 +140,12 @@ async def _read(request: web.Request, state: ServerState, held: HeldBody) -> byt
     n_seconds = state.config.timeout
     try:
         async with asyncio.timeout(n_seconds):
-            return await _read_parts(request, n_max, partial(state.bodies.grow, held))
+            raw = await _read_parts(request, n_max, partial(state.bodies.grow, held))
     except TimeoutError:
         text = f"the body did not arrive within {n_seconds} s"
         raise web.HTTPRequestTimeout(text=text) from None
+    record_body(request, raw)
+    return raw
 
 
 async def _read_parts(request: web.Request, n_max: int, grow: Callable[[int], None]) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -26,12 +26,13 @@ from aiohttp.http_exceptions import (
 
 from ..base.log import one_line
 from .accepting import Acceptor
+from .clients import passed_address
 from .connections import Connection, Connections
 from .http_errors import ENCODINGS, HTTP_LOG, N_RETRY_SECONDS, error_body
 from .open_files import fit_to_files
 from .request_ids import ID_HEADER, new_request_id
 from .request_log import CLOSED, record_refused
-from .state import STATE, ServerState
+from .state import STATE, Role, ServerState
 
 N_MESSAGE_CHARS: Final = 200
 NO_PLACE: Final = "the server has too many connections: try again later"
@@ -56,12 +57,16 @@ class HttpRunner(web.AppRunner):
         plain = await super()._make_server()
         state = self.app[STATE]
         config = state.config
-        table = Connections(fit_to_files(config.max_connections), config.request_timeout)
+        n_files = 2 if state.role is Role.ROUTER else 1  # the second is to a model's process
+        n_max = fit_to_files(config.max_connections, n_files)
+        table = Connections(n_max, config.request_timeout)
         server = _Server(
             plain.request_handler,
             table,
             state,
-            request_factory=plain.request_factory,
+            request_factory=_passed(plain.request_factory)
+            if state.role is Role.MEMBER
+            else plain.request_factory,
             handler_cancellation=True,
             lingering_time=0,  # see `discard_rest`
             access_log=None,
@@ -69,6 +74,16 @@ class HttpRunner(web.AppRunner):
         )
         self.acceptor = Acceptor(table, server.open_protocol, server.refuse)
         return server
+
+
+def _passed(make: Callable[..., web.BaseRequest]) -> Callable[..., web.BaseRequest]:
+    """Makes requests whose `remote` is the address of the router's client."""
+
+    def make_passed(*args: Any, **options: Any) -> web.BaseRequest:
+        request = make(*args, **options)
+        return request.clone(remote=passed_address(request))
+
+    return make_passed
 
 
 class _Server(web.Server):

@@ -25,12 +25,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from ..base.log import get_logger, one_line
-from .clients import KEY
+from .clients import ADDRESS_HEADER, KEY
 from .http_errors import ERROR_MESSAGE, ERROR_TYPE, error_body
 from .request_counts import Ended
 from .request_ids import REQUEST_ID
 from .request_record import RequestRecord
-from .state import STATE, ServerState
+from .state import STATE, Role, ServerState
 from .writing import UnreadError, write_whole
 
 log = get_logger("server")
@@ -113,7 +113,10 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         if state.traces is not None and not _is_quiet(record, state):
             route = "" if resource is None else resource.canonical
             state.traces.add(record, route, request.headers)
-        if state.config.request_log:
+        if state.role is Role.MEMBER and state.model is not None:
+            record.model = state.model.alias
+            record.is_hidden = ADDRESS_HEADER not in request.headers
+        if state.config.request_log and not record.is_hidden:
             _write(record, response, state)
 
 

@@ -29,6 +29,8 @@ class RequestRecord:
         kind: how it ended, in a word: see `request_counts.Ended`.
         id: the request's id.
         key: the name of its API key; "" if the server has no keys.
+        model: the name of the model, in a process of a router; else "".
+        is_hidden: no line of the log: a model's process writes it, or the router itself has asked.
     """
 
     method: str
@@ -43,6 +45,8 @@ class RequestRecord:
     kind: str = "ok"
     id: str = ""
     key: str = ""
+    model: str = ""
+    is_hidden: bool = False
     t_start: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
 
@@ -107,8 +111,9 @@ class RequestRecord:
             found |= {"prompt_tokens": self.n_text_tokens, "texts": self.n_texts}
         if self.complete is not None:
             found["complete"] = self.complete
-        if self.key:
-            found["key"] = self.key
+        for name in ("key", "model"):
+            if getattr(self, name):
+                found[name] = getattr(self, name)
         return found | {"end": self.reason, "id": self.id}
 
     def __str__(self) -> str:
@@ -127,7 +132,7 @@ class RequestRecord:
                 parts.append(f"{self.n_text_tokens / self.seconds:>5.0f} tok/s")
         else:
             parts.append(_duration(self.seconds))
-        parts.append(self.key)
+        parts += [self.key, self.model]
         parts.append(self.reason)
         if self.complete is not None:
             parts[-1] += ", complete" if self.complete else ", incomplete"

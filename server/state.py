@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Final
 
 from aiohttp import web
@@ -39,16 +40,30 @@ N_MIB_BODIES: Final = 256  # of long bodies together, or a few of the longest th
 N_LONGEST: Final = 4
 
 
+class Role(Enum):
+    """What a server is.
+
+    SINGLE has one model. ROUTER has several, in processes that are MEMBERs: they answer to the
+    router only, which has checked who may call.
+    """
+
+    SINGLE = auto()
+    ROUTER = auto()
+    MEMBER = auto()
+
+
 class ServerState:
-    """The model of a running server, None until it is loaded."""
+    """The model of a running server, None until it is loaded. A router has none."""
 
     def __init__(
         self,
         config: ServerConfig,
         model: ServedModel | None = None,
         progress: LoadProgress | None = None,
+        role: Role = Role.SINGLE,
     ) -> None:
         self.config = config
+        self.role = role
         self.keys = KeyRing(config.keys)
         self.key_limits = KeyLimits()
         self.memory = RequestsBudget(config.request_ram, config.requests_ram)

@@ -259,5 +259,6 @@ def test_the_limit_of_files(
     assert "at most 872 connections, not 5000" in caplog.text
     limits[:] = [100, 100]
     assert fit_to_files(5000) == 50
+    assert fit_to_files(5000, n_each=2) == 25
     limits[:] = [-1, -1]
     assert fit_to_files(10**6) == 10**6
