@@ -20,7 +20,8 @@
     │   ├── UnknownResponseError   a request continues a response that is not stored
     │   └── GrammarError           a grammar or a JSON schema is invalid, or cannot be enforced
     ├── OverloadedError     too many requests are waiting
-    │   └── ClientLimitError       a client is at its limit; others are served
+    │   ├── ClientLimitError       a client is at its limit; others are served
+    │   └── UnavailableError       a model's process cannot be used now
     ├── CancelledError      the caller cancelled the work
     └── ClosedError         a model or an engine was used after it was closed
 
@@ -211,6 +212,10 @@ class OverloadedError(LamellaError):
 
 class ClientLimitError(OverloadedError):
     """One client has reached its limit; others are served."""
+
+
+class UnavailableError(OverloadedError):
+    """A model's process could not be started, or has ended; names the model and the cause."""
 
 
 class CancelledError(LamellaError):

@@ -60,6 +60,7 @@ class Parser(argparse.ArgumentParser):
         self.commands: Mapping[str, Any] = {}  # the parsers of subcommands
         self._all_flags: sources.AllFlags = dict
         self._is_inside = False  # True while argparse parses
+        self.typed: list[str] = []  # the arguments that were parsed
         self._plain: dict[str, Any] = {}  # defaults of flags, by dest
         self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
 
@@ -94,7 +95,8 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers is not None or self._is_inside:
             return super().parse_known_args(args, namespace)
         self._hide_defaults()
-        texts = self._with_values(sys.argv[1:] if args is None else args)
+        self.typed = list(sys.argv[1:] if args is None else args)
+        texts = self._with_values(self.typed)
         self._is_inside = True  # until 3.12, the method calls this one
         try:
             found, unknown = self.parse_known_intermixed_args(texts, namespace)

@@ -216,7 +216,6 @@ REQUEST: Final = (
 
 NO_MEDIA: Final = "models get text only; requests with media are refused"
 MEDIA: Final = "images and audio are not supported yet"
-ROUTER: Final = "a server has one model: start one server per model"
 TOOLS: Final = "the server runs no tools"
 NO_PAGE: Final = "there is no chat page yet"
 NO_SLOTS: Final = "requests share one pool of pages: there are no slots"
@@ -253,11 +252,6 @@ SERVE: Final = (
     no_effect("--threads-http N", "connections need no threads of their own"),
     no_effect("--props", "POST /props has nothing to set", env="ENDPOINT_PROPS"),
     no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
-    refused("--models-dir DIR", ROUTER),
-    refused("--models-preset FILE", ROUTER),
-    no_effect("--models-max N", ROUTER),
-    no_effect("--models-autoload / --no-models-autoload", ROUTER),
-    only("-1", "--sleep-idle-seconds N", "the server never sleeps", LATER),
     refused("--log-prompts-dir DIR", LATER),
     *(
         refused(usage, PRESET)

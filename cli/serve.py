@@ -1,4 +1,7 @@
-"""`lamella serve`: serve a model over HTTP. Tested by tests/cli/test_serve.py."""
+"""`lamella serve`: serve a model over HTTP, or several. Tested by tests/cli/test_serve.py.
+
+With several models it is a router: see serve_models.py.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.params import ModelParams
 from ..server.config import ServerConfig
 from ..server.progress import LoadProgress
+from ..server.router.config import RouterConfig
 from .flags import (
     FOR_SERVERS,
     add_flags_of,
     add_model_flags,
+    add_options,
     add_request_flags,
     add_template_flags,
     given,
@@ -24,7 +29,8 @@ from .flags import (
 )
 from .peer_flags import add_peer_flags
 from .peer_options import SERVE
-from .start import open_served
+from .serve_models import serve_member, serve_models
+from .start import open_served, warn_of
 
 log = get_logger("server")
 
@@ -36,6 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_flags_of(group, ServerConfig)
     add_flags_of(group, ModelParams, only=FOR_SERVERS)
     add_template_flags(group)
+    add_options(parser, RouterConfig)
     add_model_flags(parser)
     add_request_flags(parser)
     add_peer_flags(parser, SERVE)
@@ -47,14 +54,18 @@ def main(args: argparse.Namespace) -> int:
     # invalid values must be reported before a download
     defaults = request_defaults(args)
     config = ServerConfig.make(given(args, ServerConfig))
+    router = RouterConfig.make(given(args, RouterConfig))
+    if router.has_several:
+        return serve_models(args, config, router)
+    if router.router_socket:
+        return serve_member(args, config, defaults, router.router_socket)
     params = open_params(args)
 
     progress = LoadProgress()
 
     def load() -> Instance | EmbeddingInstance:
         model = open_served(params, defaults, progress)
-        if isinstance(model, Instance) and model.chat.warning:
-            log.warning(model.chat.warning)
+        warn_of(model)
         return model
 
     loading = begin(load, "lamella-open")

@@ -144,9 +144,9 @@ def apply(parser: argparse.ArgumentParser, source: Source, layer: argparse.Names
     """
     action = source.action
     if action.nargs == 0:
-        switched = _switched(parser, action, is_on=truth(_text(source.value)))
-        if switched is not None:
-            switched(parser, layer, [], switched.option_strings[-1])
+        used = switched(parser, action, is_on=truth(_text(source.value)))
+        if used is not None:
+            used(parser, layer, [], used.option_strings[-1])
         elif action.const is True:
             setattr(layer, action.dest, False)
         return
@@ -168,7 +168,7 @@ def _text(value: object) -> str:
     return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
-def _switched(
+def switched(
     parser: argparse.ArgumentParser, action: argparse.Action, *, is_on: bool
 ) -> argparse.Action | None:
     """The flag itself if it is on, else the one with the opposite effect; None if there is none."""

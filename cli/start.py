@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ..base.log import get_logger
 from ..model.context import Context
 from ..runtime.instance import EmbeddingInstance, Instance
-from ..runtime.open import open_instance, open_model, opened
+from ..runtime.open import Admit, open_instance, open_model, opened
 from ..runtime.params import OpenParams
 
 if TYPE_CHECKING:
@@ -140,18 +140,21 @@ def open_with_progress(params: OpenParams, defaults: Mapping[str, Any] | None = 
 
 
 def open_served(
-    params: OpenParams, defaults: Mapping[str, Any], watcher: Watcher
+    params: OpenParams,
+    defaults: Mapping[str, Any],
+    *watchers: Watcher,
+    admit: Admit | None = None,
 ) -> Instance | EmbeddingInstance:
-    """Open a model of any kind with a progress bar, which `watcher` sees too. Errors: see
-    `open_model`."""
+    """Open a model of any kind with a progress bar, which `watchers` see too. `admit` and errors:
+    see `open_model`."""
     with StartProgress() as progress:
 
         def on_load(done: int, total: int) -> None:
-            for one in (progress, watcher):
+            for one in (progress, *watchers):
                 one.on_load(done, total)
 
         def on_compile(done: int, total: int, name: str, seconds: float) -> None:
-            for one in (progress, watcher):
+            for one in (progress, *watchers):
                 one.on_compile(done, total, name, seconds)
 
         return open_model(
@@ -160,7 +163,14 @@ def open_served(
             on_load=on_load,
             on_compile=on_compile,
             prepare_grammars=True,
+            admit=admit,
         )
+
+
+def warn_of(model: Instance | EmbeddingInstance) -> None:
+    """Log what is wrong with the chat template of a model that is served."""
+    if isinstance(model, Instance) and model.chat.warning:
+        log.warning(model.chat.warning)
 
 
 @contextmanager

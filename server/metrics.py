@@ -89,6 +89,11 @@ class Metrics:
         yield from _ended(self._state.counts)
 
 
+def router_metrics(state: ServerState, own: Iterable[Metric]) -> bytes:
+    """The text of a router's metrics: `own`, its API keys and its ended requests."""
+    return _written([*own, *_keys(state.key_limits.uses), *_ended(state.counts)])
+
+
 def _written(metrics: Iterable[Metric | Distribution]) -> bytes:
     """The text of metrics."""
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - slow

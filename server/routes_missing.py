@@ -46,12 +46,14 @@ MISSING: Final = (
     Missing("ollama's list of models", "GET /v1/models", ("/api/tags", "/api/ps")),
     Missing("ollama's and vLLM's details", "GET /props", ("/api/show", "/api/version", "/version")),
     Missing(
-        "loading other models",
-        "one `lamella serve` for each model",
-        (
-            *("/models/load", "/models/unload", "/models/sse", "/api/pull", "/api/push"),
-            *("/api/create", "/api/copy", "/api/delete"),
-        ),
+        "loading models of a server with one model",
+        "`lamella serve --models-dir DIR`, which serves several",
+        ("/models/load", "/models/unload", "/models/sse"),
+    ),
+    Missing(
+        "ollama's management of models",
+        "`lamella pull` and `lamella rm`",
+        ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
     ),
     Missing("vLLM's health", "GET /health", ("/ping", "/load")),
     Missing("speech", "a server for speech", ("/v1/audio/*", "/audio/*")),

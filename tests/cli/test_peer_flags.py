@@ -21,6 +21,7 @@ from lamella.cli.peer_options import PeerOption
 from lamella.cli.sources import variables
 from lamella.runtime.params import OpenParams, RequestParams
 from lamella.server.config import ServerConfig
+from lamella.server.router.config import RouterConfig
 
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = (
@@ -127,7 +128,7 @@ def test_each_flag_of_llama_server(
     else:
         assert errors == ""
         options = action.dest.partition(",")[0]
-        kinds = (OpenParams, RequestParams, ServerConfig, LogParams)
+        kinds = (OpenParams, RequestParams, ServerConfig, RouterConfig, LogParams)
         assert (
             any(options in given(found, kind) for kind in kinds)
             or getattr(found, action.dest) != serve._plain[action.dest]

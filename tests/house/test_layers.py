@@ -51,6 +51,8 @@ SLOW = {
     "lamella.model.guide.translate",
     "lamella.sched.explain",
     "lamella.server.app",
+    "lamella.server.router.app",
+    "lamella.server.state",
 }
 
 

@@ -1,0 +1,1 @@
+"""Several models behind one server: each runs in a process of its own."""

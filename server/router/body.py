@@ -1,0 +1,73 @@
+"""Finds the field `model` of a JSON body, and reads no more than that.
+
+A body may have megabytes and is passed on as it is. So this jumps from string to string, in many
+short steps, and stops at the field. It does not check the rest: the model's process does.
+Tested by tests/server/test_router_body.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from ...base.errors import RequestError
+
+N_NAME_BYTES_MAX: Final = 4096
+_COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+
+
+def model_in(body: bytes) -> str | None:
+    """The value of `model` in an object; None if the object does not have it.
+
+    Raises:
+        RequestError: the field is no text.
+    """
+    at, depth = 0, 0
+    while (begin := body.find(b'"', at)) >= 0:
+        depth += _levels(body, at, begin)
+        end = _end_of_string(body, begin)
+        if end < 0:
+            return None
+        if depth == 1 and end - begin == len(b'"model') and body.startswith(b'"model"', begin):
+            colon = _COLON.match(body, end + 1)
+            if colon is not None:
+                return _name(body, colon.end())
+        at = end + 1
+    return None
+
+
+def _levels(body: bytes, begin: int, end: int) -> int:
+    """How many levels deeper the end of a part without strings is than its begin."""
+    opened = body.count(b"{", begin, end) + body.count(b"[", begin, end)
+    return opened - body.count(b"}", begin, end) - body.count(b"]", begin, end)
+
+
+def _end_of_string(body: bytes, begin: int) -> int:
+    """Where the quote is that ends the string; -1 if none does."""
+    end = body.find(b'"', begin + 1)
+    while end >= 0 and _is_escaped(body, begin, end):
+        end = body.find(b'"', end + 1)
+    return end
+
+
+def _is_escaped(body: bytes, begin: int, at: int) -> bool:
+    """True if an odd number of backslashes is before a place in a string."""
+    n = 0
+    while at - n - 1 > begin and body[at - n - 1] == ord("\\"):
+        n += 1
+    return n % 2 == 1
+
+
+def _name(body: bytes, begin: int) -> str | None:
+    """The text that begins here. Raises RequestError if there is none."""
+    if body.startswith(b"null", begin):
+        return None
+    end = _end_of_string(body, begin) if body.startswith(b'"', begin) else -1
+    if end < 0 or end - begin > N_NAME_BYTES_MAX:
+        raise RequestError(f"model must be a text of at most {N_NAME_BYTES_MAX} bytes")
+    try:
+        name: str = json.loads(body[begin : end + 1])
+    except ValueError:
+        raise RequestError("model is no valid JSON text") from None
+    return name

@@ -1,0 +1,239 @@
+"""Passes requests on to the process of their model, and its replies back, byte by byte.
+
+Bodies are not changed. Parts of replies are passed on as they come; if the client does not read,
+the process waits. If the client disconnects, so does the router. If the process ends, its requests
+get status 503, or an error event in a stream. Tested by tests/cli/test_serve_models.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from ...base.errors import LamellaError, UnavailableError
+from ..bodies import in_lane, read_body
+from ..clients import OWN_PREFIX, client_headers, client_of
+from ..error_shapes import ANTHROPIC, shape_of
+from ..http_errors import error_body, status_and_body
+from ..request_ids import ID_HEADER, REQUEST_ID
+from ..request_log import record_of
+from ..sse import event_bytes
+from ..state import STATE
+from ..writing import write
+from .body import model_in
+from .child import ORIGIN, Child
+from .member import Member, State
+from .router import ROUTER
+
+EVENTS: Final = "text/event-stream"
+END_OF_EVENT: Final = b"\n\n"
+N_PART_BYTES: Final = 256 * 1024  # of a body that is sent
+
+# between two machines only (RFC 9110), or what the router itself answers for
+_HOP: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "proxy-connection"),
+    }
+)
+_NOT_SENT: Final = _HOP | {
+    *("host", "content-length", "content-encoding", "expect", "authorization", "x-api-key"),
+    *("cookie", "origin", ID_HEADER.lower()),
+}
+_NOT_RETURNED: Final = _HOP | {
+    *("server", "date", "vary", ID_HEADER.lower(), "request-id"),
+    *("access-control-allow-origin", "access-control-allow-credentials"),
+}
+
+
+async def forward_body(request: web.Request) -> web.StreamResponse:
+    """Pass on a request whose body names the model.
+
+    Raises:
+        HTTPException: there is no such model, or it is not loaded and shall not be.
+        UnavailableError: it cannot be loaded now, or its process has ended.
+    """
+    state = request.app[STATE]
+    async with AsyncExitStack() as stack:
+        # the body counts until the process has it
+        with state.bodies.body(client_of(request)) as held:
+            raw = await read_body(request, held)
+            name = await in_lane(request, len(raw), partial(model_in, raw))
+            name = name or request.query.get("model")
+            if name is None and _is_stored(request):
+                return await _ask_all(request)
+            member = request.app[ROUTER].member(name)
+            child = await _enter(stack, request, member)
+            reply = await _send(stack, request, child, raw)
+            del raw
+        return await _pass_back(request, child, reply)
+
+
+async def forward_query(request: web.Request) -> web.StreamResponse:
+    """Pass on a request without a body. `?model=` names the model. Raises as `forward_body`."""
+    router = request.app[ROUTER]
+    name = request.query.get("model")
+    if name is None and _is_stored(request):
+        return await _ask_all(request)
+    async with AsyncExitStack() as stack:
+        child = await _enter(stack, request, router.member(name))
+        return await _pass_back(request, child, await _send(stack, request, child, b""))
+
+
+def _is_stored(request: web.Request) -> bool:
+    """True for a request about a stored response. Its body, if any, has no model."""
+    return "/responses/" in request.path and "id" in request.match_info
+
+
+async def _ask_all(request: web.Request) -> web.StreamResponse:
+    """Pass on a request for a stored response to the model that has it."""
+    for member in request.app[ROUTER].fleet:
+        if member.state is State.LOADED:
+            async with AsyncExitStack() as stack:
+                child = await _enter(stack, request, member)
+                reply = await _send(stack, request, child, b"")
+                if reply.status != web.HTTPNotFound.status_code:
+                    return await _pass_back(request, child, reply)
+    raise web.HTTPNotFound(text=f"no loaded model has {request.match_info['id'][:200]!r}")
+
+
+async def _enter(stack: AsyncExitStack, request: web.Request, member: Member) -> Child:
+    """The process of a model, which stays until the end of the stack."""
+    router = request.app[ROUTER]
+    if not router.loads(request):
+        if member.state is State.FAILED:
+            raise UnavailableError(member.error)
+        if member.state is State.UNLOADED:
+            raise web.HTTPBadRequest(
+                text=f'the model "{member.name}" is not loaded: POST /models/load, or start the '
+                "server without --no-models-autoload"
+            )
+    is_work = request.method not in ("GET", "HEAD")
+    return await stack.enter_async_context(router.fleet.use(member, is_work=is_work))
+
+
+async def _send(
+    stack: AsyncExitStack, request: web.Request, child: Child, raw: bytes
+) -> aiohttp.ClientResponse:
+    """Send the request. Return the head of its reply. Raises UnavailableError."""
+    prefix = request.app[STATE].config.prefix
+    url = URL(ORIGIN + request.rel_url.raw_path_qs.removeprefix(prefix), encoded=True)
+    headers = _headers(request)
+    data: bytes | AsyncIterator[bytes] | None = None
+    if request.method not in ("GET", "HEAD"):
+        headers["Content-Length"] = str(len(raw))
+        data = raw if len(raw) <= N_PART_BYTES else _parts(raw)
+    try:
+        return await stack.enter_async_context(
+            child.session.request(
+                request.method, url, headers=headers, allow_redirects=False, data=data
+            )
+        )
+    except (aiohttp.ClientError, OSError) as error:
+        raise await _ended(child, error) from None
+
+
+async def _parts(raw: bytes) -> AsyncIterator[bytes]:
+    for begin in range(0, len(raw), N_PART_BYTES):
+        yield raw[begin : begin + N_PART_BYTES]
+
+
+def _headers(request: web.Request) -> dict[str, str]:
+    named = request.headers.get("Connection", "").lower().replace(" ", "").split(",")
+    refused = _NOT_SENT.union(named)
+    kept = {
+        name: value
+        for name, value in request.headers.items()
+        if name.lower() not in refused and not name.lower().startswith(OWN_PREFIX.lower())
+        if value.isascii()  # other bytes cannot be sent, and mean nothing to a model
+    }
+    return kept | client_headers(request) | {ID_HEADER: request[REQUEST_ID]}
+
+
+async def _pass_back(
+    request: web.Request, child: Child, reply: aiohttp.ClientResponse
+) -> web.StreamResponse:
+    """Pass on the reply. Raises ConnectionError if the client does not read it."""
+    record = record_of(request)
+    headers = _returned(reply.headers)
+    response = web.StreamResponse(status=reply.status, headers=headers)
+    record.is_hidden = True
+    if reply.status >= web.HTTPBadRequest.status_code:
+        record.kind = error_body(reply.status, "")["error"]["type"]
+    await response.prepare(request)
+    whole = WholeEvents() if response.content_type == EVENTS else None
+    try:
+        while part := await _next_part(child, reply):
+            await write(request, response, part if whole is None else whole.add(part))
+    except UnavailableError as error:
+        record.is_hidden = False
+        await _break_off(request, response, error)
+    except asyncio.CancelledError:
+        await _break_off(request, response, request.app[STATE].running.cancelled_error())
+    await response.write_eof()
+    return response
+
+
+async def _next_part(child: Child, reply: aiohttp.ClientResponse) -> bytes:
+    """The next part of a reply; empty at its end. Raises UnavailableError."""
+    try:
+        return await reply.content.readany()
+    except (aiohttp.ClientError, OSError) as error:
+        raise await _ended(child, error) from None
+
+
+class WholeEvents:
+    """Keeps the begin of an event until its end is there: a process may be killed in between."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def add(self, part: bytes) -> bytes:
+        """The events that are whole now."""
+        n_known = max(0, len(self._rest) - 1)
+        self._rest += part
+        end = self._rest.rfind(END_OF_EVENT, n_known) + len(END_OF_EVENT)
+        if end < len(END_OF_EVENT):
+            return b""
+        whole = bytes(self._rest[:end])
+        del self._rest[:end]
+        return whole
+
+
+def _returned(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _NOT_RETURNED}
+
+
+async def _ended(child: Child, cause: Exception) -> UnavailableError:
+    """The error of a request whose connection broke. The process has ended, or is about to."""
+    await child.settled()
+    return child.ended_error(cause)
+
+
+async def _break_off(
+    request: web.Request, response: web.StreamResponse, error: LamellaError
+) -> None:
+    """End a reply that has begun with an error event. One that is no stream is cut.
+
+    Raises:
+        ConnectionError: it was cut.
+    """
+    body = status_and_body(error)[1]
+    record = record_of(request)
+    record.end, record.kind = body["error"]["message"], body["error"]["type"]
+    if response.content_type != EVENTS:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(record.end)
+    shape = shape_of(request.path)
+    event = shape.body(error, body, request[REQUEST_ID])
+    is_named = shape is ANTHROPIC or "/responses" in request.path
+    event = {"type": "error"} | event if is_named else event
+    await write(request, response, event_bytes(event, is_named=is_named))
