@@ -29,6 +29,13 @@ def lower_priority(thread_id: int | None = None, nice: int = NICE) -> None:
             os.setpriority(os.PRIO_PROCESS, id, max(nice, os.getpriority(os.PRIO_PROCESS, id)))
 
 
+def show_process_name(name: str) -> None:
+    """Show a name of this process in tools such as `top`: its first 15 characters. Only for
+    Linux."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name.encode("ascii", "replace").decode()[:15])
+
+
 def show_thread_name() -> None:
     """Show the name of the calling thread in tools such as `top -H`: its first 15 characters.
 

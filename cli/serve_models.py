@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ..base.background import begin
 from ..base.errors import LamellaError, RequestError
+from ..base.priority import show_process_name
 from ..model.shipped import shipped_model
 from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.params import OpenParams
@@ -84,6 +85,7 @@ def serve_member(
     """Serve a model on a socket, for a router, until it says so or is gone. Return the exit
     status."""
     link = link_to_router()
+    show_process_name(f"lamella {getattr(args, 'alias', '')}")
     with _reporting(link):
         params = open_params(args)
 

@@ -18,28 +18,33 @@ from ..config import ServerConfig
 from ..listening import urls
 from ..state import Role, ServerState
 from .config import RouterConfig
-from .fleet import Command, Fleet
+from .fleet import Arguments, Fleet
 from .preset import Preset
 from .router import ROUTER, Router
 from .routes import home, router_routes
 
 log = get_logger("router")
 
-MODULE: Final = "lamella.cli"
+MODULE: Final = "lamella.cli.spare"
 
 
-def command_of(flags: Sequence[str]) -> Command:
-    """The command of a model's process. `flags`: those of the router, which win over its own, but
-    for the name."""
-    program = python_command(MODULE, "serve")
-    if program is None:
+def program() -> Sequence[str]:
+    """The program of a model's process. Raises RequestError if there is none."""
+    found = python_command(MODULE)
+    if found is None:
         raise RequestError("several models need processes: Python is embedded in another program")
+    return found
 
-    def command(preset: Preset, socket: str) -> list[str]:
+
+def arguments_of(flags: Sequence[str]) -> Arguments:
+    """The arguments of a model's process. `flags`: those of the router, which win over its own, but
+    for the name."""
+
+    def arguments(preset: Preset, socket: str) -> list[str]:
         own = ["--router-socket", socket, *preset.flags]
-        return [*program, *own, *flags, "--alias", preset.name]
+        return ["serve", *own, *flags, "--alias", preset.name]
 
-    return command
+    return arguments
 
 
 def run_router(
@@ -62,7 +67,7 @@ def run_router(
     """
 
     async def until(stop: asyncio.Event, now: asyncio.Event) -> None:
-        fleet = Fleet(presets, command_of(flags), n_max=router_config.models_max)
+        fleet = Fleet(presets, program(), arguments_of(flags), n_max=router_config.models_max)
         router = Router(
             fleet=fleet, config=router_config, find_presets=find_presets, is_single=is_single
         )

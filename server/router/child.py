@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import signal
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -21,6 +21,7 @@ import aiohttp
 from ...base.errors import UnavailableError
 from ...base.log import get_logger
 from .link import ERROR, LOAD, LOADED, MEMORY, PLAN, PROGRESS, READY, Message, to_line
+from .starter import Starter
 
 log = get_logger("router")
 
@@ -63,13 +64,12 @@ class Child:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], socket: str) -> Child:
+    async def start(
+        cls, name: str, starter: Starter, arguments: Sequence[str], socket: str
+    ) -> Child:
         """Start the process. Raises UnavailableError if the system does not."""
         try:
-            # a session of its own: Ctrl-C in the terminal is for the router, which ends it in order
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, start_new_session=True
-            )
+            process = await starter.start(arguments)
         except OSError as error:
             cause = error.strerror or error
             raise UnavailableError(f'the process of "{name}" cannot start: {cause}') from None

@@ -27,6 +27,7 @@ from .child import Child
 from .events import Events
 from .member import Member, State
 from .preset import Preset, check_names
+from .starter import Starter
 
 log = get_logger("router")
 
@@ -36,8 +37,8 @@ N_SWEEP_SECONDS: Final = 1.0  # between two looks for models that may sleep
 N_END_SECONDS: Final = 2.0  # for processes at the end of the router
 N_PATH_BYTES: Final = 100  # of a socket; the system allows about 107
 
-# returns the command of a model's process that serves on a socket
-Command = Callable[[Preset, str], Sequence[str]]
+# returns the arguments of a model's process that serves on a socket
+Arguments = Callable[[Preset, str], Sequence[str]]
 
 
 class Fleet:
@@ -48,11 +49,19 @@ class Fleet:
         n_max: most models in memory; 0: no limit.
     """
 
-    def __init__(self, presets: Sequence[Preset], command: Command, *, n_max: int = 0) -> None:
-        """Raises RequestError if two models have the same name."""
+    def __init__(
+        self,
+        presets: Sequence[Preset],
+        program: Sequence[str],
+        arguments: Arguments,
+        *,
+        n_max: int = 0,
+    ) -> None:
+        """`program`: runs a process, see `Starter`. Raises RequestError if two models have the
+        same name."""
         self.events = Events()
         self.n_max = n_max
-        self._command = command
+        self._starter, self._arguments = Starter(program), arguments
         self._members: dict[str, Member] = {}
         self._names: dict[str, Member] = {}
         self._admission = asyncio.Lock()
@@ -90,6 +99,13 @@ class Fleet:
         for member in self:
             if member.preset.load_on_startup:
                 self.load(member)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Start a process ahead, unless one is starting or there is no model for it."""
+        states = {member.state for member in self}
+        if State.LOADING not in states and states != {State.LOADED} and not self._is_closed:
+            self._starter.prepare()
 
     async def close(self) -> None:
         """End all processes."""
@@ -101,6 +117,7 @@ class Fleet:
         for member in self:
             if member.child is not None:
                 self._stop(member, State.UNLOADED)
+        await self._starter.close()
         await asyncio.gather(*self._ending, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -198,7 +215,8 @@ class Fleet:
             if member.stopping is not None:
                 await member.stopping
             socket = os.path.join(self._folder, f"{next(self._numbers)}.sock")
-            child = await Child.start(member.name, self._command(member.preset, socket), socket)
+            arguments = self._arguments(member.preset, socket)
+            child = await Child.start(member.name, self._starter, arguments, socket)
             member.child = child
             await child.ready()
             async with self._admission:
@@ -217,7 +235,8 @@ class Fleet:
             self._changed.set()
         member.t_loaded = member.t_used = time.monotonic()
         self._set(member, State.LOADED)
-        log.info('loaded "%s" in %.1f s', member.name, time.monotonic() - begin)
+        n_seconds = time.monotonic() - begin
+        log.info('loaded "%s" in %.1f s, process %d', member.name, n_seconds, child.pid)
         self._spawn(self._watch(member, child))
 
     async def _admit(self, member: Member, child: Child) -> None:
@@ -323,6 +342,7 @@ class Fleet:
         member.state, member.progress = state, 0.0
         info = {"info": member.info} if state is State.LOADED else {}
         self.events.send(member.name, "model_status", status=state.value, **info)
+        self._prepare()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

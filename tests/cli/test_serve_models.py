@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,11 +62,11 @@ def children_of(router: int) -> dict[str, int]:
         if folder.name.isdecimal():
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                arguments = (folder / "cmdline").read_text().split("\0")
+                name = (folder / "comm").read_text().strip()
             except OSError:  # it has ended
                 continue
-            if parent == router and "--router-socket" in arguments:
-                found[arguments[arguments.index("--alias") + 1]] = int(folder.name)
+            if parent == router and name.startswith("lamella "):
+                found[name.removeprefix("lamella ")] = int(folder.name)
     return found
 
 
@@ -74,6 +75,14 @@ def until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < end, "too late"
         time.sleep(0.05)
+
+
+def sockets_of(pid: int) -> list[Path]:
+    """The unix sockets on which a process listens."""
+    inodes = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    listening = [row for row in rows if len(row) == 8 and row[3] == "00010000"]
+    return [Path(row[7]) for row in listening if f"socket:[{row[6]}]" in inodes]
 
 
 def is_gone(pid: int) -> bool:
@@ -389,12 +398,12 @@ def test_a_model_that_sleeps_and_a_router_that_is_killed() -> None:
         assert router.is_in("small", "sleeping"), "GET /props must not wake it"
         assert router.post("/completion", PROMPT | {"n_predict": 2}).status == 200
         pid = router.children()["small"]
-        arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        socket = Path(arguments[arguments.index("--router-socket") + 1])
-        assert socket.is_socket()
+        [path] = sockets_of(pid)
+        assert path.is_socket()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         server.process.kill()
         until(lambda: is_gone(pid))
-        until(lambda: not socket.parent.exists())
+        until(lambda: not path.parent.exists())
     finally:
         with server.process:
             server.process.kill()

@@ -1,6 +1,7 @@
 """A process that behaves to its router as that of a model, without a model.
 
-    python fake_member.py FOLDER LIMIT NAME BYTES SOCKET [FAULT]
+    python fake_member.py
+    ["FOLDER", "LIMIT", "NAME", "BYTES", "SOCKET", "FAULT"]    # the first line of stdin
 
 All such processes share a memory of LIMIT bytes: each that is loaded has a file in FOLDER with its
 BYTES. FAULT makes it fail: "start" (ends at once), "plan" (reports an error), "load" (ends while it
@@ -77,5 +78,8 @@ def main(folder: Path, limit: int, name: str, n_bytes: int, socket: str, fault: 
 
 
 if __name__ == "__main__":
-    _, folder, limit, name, n_bytes, socket, *rest = sys.argv
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit()
+    folder, limit, name, n_bytes, socket, *rest = json.loads(line)
     main(Path(folder), int(limit), name, int(n_bytes), socket, *rest)

@@ -33,13 +33,13 @@ class World:
 
     def __init__(self, folder: Path, presets: Sequence[Preset], n_max: int) -> None:
         self.memory = folder
-        self.fleet = Fleet(presets, self.command, n_max=n_max)
+        program = [sys.executable, "-S", str(FAKE)]
+        self.fleet = Fleet(presets, program, self.arguments, n_max=n_max)
         self.events: list[Any] = []
 
-    def command(self, preset: Preset, socket: str) -> list[str]:
+    def arguments(self, preset: Preset, socket: str) -> list[str]:
         n_bytes, *fault = preset.flags
-        own = [str(self.memory), str(LIMIT), preset.name, n_bytes, socket, *fault]
-        return [sys.executable, "-S", str(FAKE), *own]
+        return [str(self.memory), str(LIMIT), preset.name, n_bytes, socket, *fault]
 
     def __getitem__(self, name: str) -> Member:
         member = self.fleet.find(name)
@@ -131,6 +131,31 @@ def test_memory_that_others_have_not_yet_written_is_not_free(tmp_path: Path) -> 
             assert w.states == {"a": "unloaded", "b": "loaded", "c": "loaded"}
 
     run(test())
+
+
+def test_a_process_is_started_ahead(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(tmp_path, model("a"), model("b")) as w:
+            spare = await spare_of(w)
+            assert await w.use("a") == spare, "the first model takes it"
+            second = await spare_of(w)
+            os.kill(second, signal.SIGKILL)
+            await asyncio.sleep(0.1)
+            third = await w.use("b")
+            assert third not in (spare, second)
+            assert w.fleet._starter._spare is None, "all models are loaded"
+            w.fleet.unload(w["a"])
+            await w.use("a")
+        assert w.fleet._starter._spare is None
+
+    run(test())
+
+
+async def spare_of(w: World) -> int:
+    """The id of the process that was started ahead."""
+    task = w.fleet._starter._spare
+    assert task is not None
+    return (await task).pid
 
 
 def test_at_most_n_models(tmp_path: Path) -> None:
@@ -232,7 +257,8 @@ def test_a_process_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_command_that_is_missing(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, model("a")) as w:
-            w.fleet._command = lambda *_: ["/none/program"]
+            await w.fleet._starter.close()
+            w.fleet._starter._program = ["/none/program"]
             with pytest.raises(UnavailableError, match="cannot start: No such file"):
                 await w.use("a")
 
