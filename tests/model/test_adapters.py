@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from arch_goldens import log_softmax
+from bench_lora import times_of
 from make_adapter import Matrices, arch_of, named, random_matrices, write_adapter
 from tiny_models import N_VOCAB, TINY, write_model
 
@@ -284,3 +285,13 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     path = files(tmp_path, tmp_path / "m.gguf")[0]
     with pytest.raises(ModelFileError, match="this is an adapter: open its model, with --lora"):
         load(path)
+
+
+def test_the_benchmark_times_steps(context: Context) -> None:
+    found = times_of(context, 2, 3, 2)
+    assert {name: len(ms) for name, ms in found.items()} == {
+        "without": 2,
+        "every second one": 2,
+        "with": 2,
+    }
+    assert context.pool.n_free == context.pool.n_pages
