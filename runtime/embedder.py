@@ -26,6 +26,7 @@ from ..model.pooling import Pooling
 from .engine.counters import Counters
 from .engine.pulse import Pulse
 from .engine.shares import Owner, Turns
+from .engine.steps import Steps
 from .engine.worker import Worker
 from .params import EngineParams
 
@@ -63,6 +64,7 @@ class Embedder:
     def __init__(self, context: EmbedContext, params: EngineParams) -> None:
         self.context = context
         self.counters = Counters()
+        self.steps = Steps()
         self._max_waiting = params.max_waiting
         self._max_client_waiting = params.max_client_waiting
         self._changed = threading.Condition()
@@ -227,7 +229,7 @@ class Embedder:
         for request in taken:
             texts.append(request.texts[next_text[id(request)]])
             next_text[id(request)] += 1
-        begin = time.perf_counter()
+        begin, n_built = time.perf_counter(), self.context.n_graphs_built
         try:
             vectors = self.context.embed(texts)
         except Exception as e:  # the requests of this step fail, the others go on
@@ -237,7 +239,7 @@ class Embedder:
             self._fail(failed, e)
             return
         self.pulse.computed()
-        self._count(texts, time.perf_counter() - begin)
+        self._count(texts, begin, self.context.n_graphs_built != n_built)
         for request, vector in zip(taken, vectors, strict=True):
             request.vectors.append(vector)
         done = [r for r in self._running if len(r.vectors) == len(r.texts)]
@@ -246,10 +248,18 @@ class Embedder:
             with suppress(InvalidStateError):  # cancelled meanwhile
                 request.future.set_result(request.vectors)
 
-    def _count(self, texts: list[I32Array], seconds: float) -> None:
-        counters = self.counters
-        counters.n_prompt += sum(map(len, texts))
-        counters.prompt_s += seconds
+    def _count(self, texts: list[I32Array], begin: float, is_new_graph: bool) -> None:
+        counters, n_tokens = self.counters, sum(map(len, texts))
+        counters.n_prompt += n_tokens
+        counters.prompt_s += time.perf_counter() - begin
+        self.steps.add(
+            begin,
+            n_decoded=0,
+            n_prompt=n_tokens,
+            n_outputs=0,
+            n_running=len(self._running),
+            is_new_graph=is_new_graph,
+        )
         counters.n_tokens_max = max(counters.n_tokens_max, *map(len, texts))
         counters.stepped(len(texts))
 

@@ -34,8 +34,9 @@ from .pulse import Pulse
 from .queue import Call, JobQueue
 from .runner import Runner
 from .slots import Slots
+from .steps import Steps
 from .thinking import ThinkingTracker
-from .ticket import Ticket
+from .ticket import Progress, Ticket
 from .worker import Worker
 
 T = TypeVar("T")
@@ -95,6 +96,11 @@ class Engine:
         return self._runner.prefixes
 
     @property
+    def steps(self) -> Steps:
+        """The last steps."""
+        return self._runner.steps
+
+    @property
     def n_running(self) -> int:
         """Number of running jobs."""
         return len(self._runner.running)
@@ -103,6 +109,10 @@ class Engine:
     def n_waiting(self) -> int:
         """Number of jobs that wait for their turn, or for pages."""
         return len(self._queue)
+
+    def running(self) -> list[Progress]:
+        """How far the running jobs are, oldest first."""
+        return [ticket.progress for ticket in tuple(self._runner.running)]
 
     @property
     def pulse(self) -> Pulse:

@@ -48,6 +48,7 @@ from .pulse import Pulse
 from .queue import JobQueue
 from .shares import Owner
 from .slots import SlotContent, Slots
+from .steps import Steps
 from .ticket import Ticket
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class BatchPlan:
     """The batch of one call of `Context.decode_rows`, and the jobs it is for.
 
     `masks` will compute the masks of `guided`, in this order. `used` counts the tokens of each
-    owner.
+    owner, `n_prompt` those of prompts.
     """
 
     masks: MaskComputer
@@ -69,6 +70,7 @@ class BatchPlan:
     outputs: list[Ticket] = field(default_factory=list)  # one per row of logits
     guided: list[Ticket] = field(default_factory=list)  # those of `outputs` with a grammar
     used: Counter[Owner] = field(default_factory=Counter)
+    n_prompt: int = 0
 
     def add(self, ticket: Ticket, tokens: list[int], pos: int, *, wanted: bool) -> None:
         """Add tokens of a job, the first at `pos`. If `wanted`, sample the next token after
@@ -94,6 +96,7 @@ class Runner:
     Attributes:
         running: the running jobs, oldest first.
         slots: the numbers of running jobs.
+        steps: the last steps.
         prefixes: token sequences in the pool, of jobs that run or have ended.
         n_ctx: the most tokens of a job. A job that runs alone always gets pages for that many.
     """
@@ -108,6 +111,7 @@ class Runner:
         pulse: Pulse,
     ) -> None:
         self.counters = Counters()
+        self.steps = Steps()
         self.running: list[Ticket] = []
         self.prefixes = PrefixTree(context.pool)
         self.slots = Slots(n_parallel)
@@ -133,9 +137,19 @@ class Runner:
         begin, n_built = time.perf_counter(), self._context.n_graphs_built
         plan = self._plan_batch()
         if len(plan.batch):
+            n_running = len(self.running)
             self._compute(plan)
+            is_new_graph = self._context.n_graphs_built != n_built
+            self.steps.add(
+                begin,
+                n_decoded=len(plan.batch) - plan.n_prompt,
+                n_prompt=plan.n_prompt,
+                n_outputs=len(plan.outputs),
+                n_running=n_running,
+                is_new_graph=is_new_graph,
+            )
             # building a graph takes long, but once; work in flight is not over
-            if self._context.n_graphs_built == n_built and not self._context.in_flight:
+            if not is_new_graph and not self._context.in_flight:
                 ms = 1e3 * (time.perf_counter() - begin)
                 self._pace.measured(len(plan.batch), len(plan.outputs), ms)
 
@@ -274,6 +288,7 @@ class Runner:
             plan.add(ticket, ticket.tokens[begin:end], begin, wanted=wanted)
             ticket.n_done = end
             plan.prefilled.append(ticket)
+            plan.n_prompt += n
 
     def _grow(self, ticket: Ticket, seq: KVSequence) -> None:
         """Get a page for the next position, or preempt the job itself."""

@@ -27,6 +27,17 @@ class Times(NamedTuple):
     end: float
 
 
+class Progress(NamedTuple):
+    """How far a running job is: `n_done` of `n_prompt` prompt tokens are evaluated, `n_cached` of
+    them came from the cache, and `n_predicted` tokens are sampled. `seconds` is its age."""
+
+    n_prompt: int
+    n_cached: int
+    n_done: int
+    n_predicted: int
+    seconds: float
+
+
 class Ticket:
     """A submitted job. For callers of the engine it is opaque: they pass it to `Engine.cancel`.
 
@@ -112,6 +123,14 @@ class Ticket:
     def times(self) -> Times:
         """When its parts began and ended. Any thread may ask."""
         return Times(self.t_submitted, self.t_start, self.t_first, self.t_end)
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is. Any thread may ask."""
+        n_prompt, n_predicted = self.n_prompt, self.n_predicted
+        n_done = n_prompt if n_predicted else min(self.n_done, n_prompt)
+        age = time.perf_counter() - self.t_submitted
+        return Progress(n_prompt, min(self.n_cached, n_prompt), n_done, n_predicted, age)
 
     @property
     def n_predicted(self) -> int:

@@ -33,6 +33,7 @@ class FakeContext:
     """Vectors are the sums of texts. Each step waits for `gate`."""
 
     n_ctx_seq, n_out, n_seq_max, n_step = 8, 1, 4, 8
+    n_graphs_built = 0
     pooling = Pooling.MEAN
 
     def __init__(self) -> None:
