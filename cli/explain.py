@@ -17,12 +17,12 @@ from ..base.errors import DoesNotFitError, PlacementError, RequestError
 from ..base.log import Lines, get_logger
 from ..model.embed_context import step_bucket
 from ..model.graphs import bucket
+from ..observe.explain_page import page
 from ..runtime.check import enforce
 from ..runtime.fit import plan_model
 from ..runtime.open import measure
 from ..runtime.plan import MeasuredModel, ModelPlan
 from ..sched.explain import draw, explain, lines
-from .explain_page import page
 from .flags import add_model_flags, open_params
 from .plan_table import group_text
 

@@ -36,7 +36,7 @@ SLOWEST: Final = (
     "tests/cli/test_serve.py",
     "tests/cli/test_plan.py",
     "tests/api/test_load.py",
-    "tests/cli/test_explain_page.py",
+    "tests/observe/test_explain_page.py",
 )
 
 

@@ -63,7 +63,6 @@ def test_a_room_is_tested_with_the_rooms_that_import_it() -> None:
         assert f"tests/{room}" in folders
         assert not folders & {f"tests/{below}" for below in ROOMS[:i]}
     assert "tests/runtime" in affected(["alloc"])  # through other rooms
-    assert "tests/server" not in affected(["observe"])
 
 
 def test_files_that_import_an_affected_room_are_chosen() -> None:

@@ -14,8 +14,8 @@ from bench_sched import Model, machine
 from page_browser import DOWN, ESCAPE, LEFT, RIGHT, UP, Browser, open_browser
 
 from lamella.alloc import Usage, alloc_tensors
-from lamella.cli.explain_page import page
 from lamella.graph import GGMLType, Graph, Tensor, ops
+from lamella.observe.explain_page import page
 from lamella.sched import DeviceType, NullBufferType, NullDevice, Scheduler
 from lamella.sched.explain import explain
 from lamella.sched.explain.record import Explanation

@@ -19,6 +19,7 @@ WIDTH, HEIGHT = 1440, 1000
 
 # WebDriver's codes of special keys
 ESCAPE, LEFT, UP, RIGHT, DOWN = "\ue00c", "\ue012", "\ue013", "\ue014", "\ue015"
+ENTER, TAB, SHIFT, CONTROL = "\ue007", "\ue004", "\ue008", "\ue009"
 
 
 def find_chromium() -> tuple[str, str]:
@@ -96,6 +97,13 @@ class Browser:
         actions = self._actions()
         for key in keys:
             actions.key_action.send_keys(key)
+        actions.perform()
+        self.settle()
+
+    def chord(self, modifier: str, key: str) -> None:
+        """Press a key while a modifier is down."""
+        actions = self._actions()
+        actions.key_action.key_down(modifier).send_keys(key).key_up(modifier)
         actions.perform()
         self.settle()
 
