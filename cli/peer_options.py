@@ -217,7 +217,8 @@ REQUEST: Final = (
 NO_MEDIA: Final = "models get text only; requests with media are refused"
 MEDIA: Final = "images and audio are not supported yet"
 TOOLS: Final = "the server runs no tools"
-NO_PAGE: Final = "there is no chat page yet"
+PAGE: Final = "the chat page keeps its settings in the browser"
+NO_MCP: Final = "the chat page calls no MCP servers"
 NO_SLOTS: Final = "requests share one pool of pages: there are no slots"
 PRESET: Final = "presets are not supported: name the model with -hf"
 LATER: Final = "not supported yet"
@@ -239,11 +240,11 @@ SERVE: Final = (
     no_effect("--video-timestamp-interval N", NO_MEDIA),
     no_effect("--video-ffmpeg-dir DIR", NO_MEDIA),
     no_effect("--media-path DIR", NO_MEDIA),
-    no_effect("--ui-config --webui-config JSON", NO_PAGE),
-    no_effect("--ui-config-file --webui-config-file FILE", NO_PAGE),
+    no_effect("--ui-config --webui-config JSON", PAGE),
+    no_effect("--ui-config-file --webui-config-file FILE", PAGE),
     only("off",
          "--ui-mcp-proxy --webui-mcp-proxy / --no-ui-mcp-proxy --no-webui-mcp-proxy",
-         NO_PAGE, TOOLS),
+         NO_MCP, TOOLS),
     refused("--tools NAME,...", TOOLS),
     refused("--tools-runtime OPTION", TOOLS),
     refused("--mcp-servers-config FILE", TOOLS),

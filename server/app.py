@@ -29,6 +29,7 @@ from ..base.log import Lines, get_logger
 from ..base.log_output import log_in_background
 from ..base.malloc import return_large_blocks
 from . import (
+    placement,
     routes,
     routes_adapters,
     routes_control,
@@ -36,6 +37,8 @@ from . import (
     routes_generate,
     routes_missing,
     routes_slots,
+    status,
+    ui_files,
 )
 from .bodies import discard_rest
 from .clients import KEY, network_of, passed_key
@@ -81,6 +84,8 @@ SERVED: Final = (
     *routes_slots.ROUTES,
     *routes_adapters.ROUTES,
     *routes_embed.ROUTES,
+    *status.ROUTES,
+    *placement.ROUTES,
     *responses.ROUTES,
 )
 ROUTES: Final = (*SERVED, *routes_missing.ROUTES)
@@ -100,16 +105,17 @@ def create_app(
     )
     app[STATE] = state
     app[routes.METRICS] = Metrics(state)
+    app[placement.PLACEMENT] = placement.Placement()
     app.on_response_prepare.extend((_set_headers, set_cors_headers))
     app.on_shutdown.append(_close_engine)
     config = state.config
+    has_pages = config.ui and not config.static_path  # a folder has pages of its own
     app.add_routes(
         web.RouteDef(route.method, config.prefix + route.path, route.handler, route.kwargs)
-        for route in table
+        for route in (*table, *(ui_files.ROUTES if has_pages else ()))
     )
-    if config.ui or config.static_path:
-        for path in {config.prefix or "/", f"{config.prefix}/"}:
-            app.router.add_get(path, home)
+    for path in {config.prefix or "/", f"{config.prefix}/"}:
+        app.router.add_get(path, home)
     if config.static_path:
         app.router.add_get(config.prefix + "/{file:.+}", static_file)
     return app
@@ -323,7 +329,8 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         return preflight(request, state.config)
     is_page = request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS
     is_public = is_page and request.method in ("GET", "HEAD")
-    if not is_public and request.match_info.handler is not static_file:
+    is_file = request.match_info.handler in (static_file, *ui_files.HANDLERS)
+    if not (is_public or is_file):
         if state.role is not Role.ROUTER:
             routes.loaded_model(request)
         is_work = request.method not in ("GET", "HEAD")

@@ -59,7 +59,7 @@ class ServerConfig(Options):
         metavar="KEY,...",
         check=checked_keys,
         never_empty=True,
-        help="API keys: clients need one, but not for GET /health, GET / and files of --path",
+        help="API keys: clients need one, but not for GET /health, pages and files of --path",
         default_text="",
     )
     api_file_keys: Sequence[str | Key] = option(
@@ -135,7 +135,10 @@ class ServerConfig(Options):
         default_text="",
     )
     ui: bool = option(
-        True, *("--ui", "--webui"), off=("--no-ui", "--no-webui"), help="show a page at GET /"
+        True,
+        *("--ui", "--webui"),
+        off=("--no-ui", "--no-webui"),
+        help="a chat page for browsers at GET /",
     )
     tags: Sequence[str] = option(
         (),

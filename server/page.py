@@ -1,8 +1,9 @@
-"""GET /: a page for browsers, and a text for others. They show what runs and how to call it. With
-`--path`, the files of a folder instead.
+"""GET /: the chat page for browsers, and for others a text that shows what runs and how to call it.
+With `--path`, the files of a folder instead.
 
-The page is one file without scripts and other resources. With API keys it is the same for all, so
-it shows neither the model nor the machine.
+`?info` is what the text says, as a page. It is shown instead of the chat page while the model
+loads, and if it does not generate texts. It is one file without scripts and other resources. With
+API keys it is the same for all, so it shows neither the model nor the machine.
 Tested by tests/server/test_page.py.
 """
 
@@ -21,11 +22,12 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from ..base.units import size_text
-from ..runtime.instance import EmbeddingInstance
+from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.plan import DevicePlan
 from .http_errors import N_RETRY_SECONDS
 from .page_calls import EMBEDDING, GENERATING, RANKING, Calls
 from .state import STATE, ServerState
+from .ui_files import chat_page
 
 VERSION: Final = version("lamella")
 PAGE: Final = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
@@ -35,11 +37,14 @@ POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 
 
 
 async def index(request: web.Request) -> web.StreamResponse:
-    """The page, or `index.html` of the served folder. Status 503 while the model loads."""
+    """A page, or `index.html` of the served folder. Status 503 while the model loads."""
     state = request.app[STATE]
-    if state.config.static_path:
-        return await _file(state.config.static_path, "index.html")
-    is_html = "text/html" in request.headers.get("Accept", "")
+    config = state.config
+    if config.static_path:
+        return await _file(config.static_path, "index.html")
+    is_html = config.ui and "text/html" in request.headers.get("Accept", "")
+    if is_html and isinstance(state.model, Instance) and "info" not in request.query:
+        return chat_page(request, config.prefix)
     url = f"{request.scheme}://{request.host}{state.config.prefix}"
     loading = {"Retry-After": str(N_RETRY_SECONDS)} if state.model is None else {}
     return web.Response(

@@ -1,4 +1,4 @@
-"""What the page at GET / says of calls: the endpoints of a kind of server, and examples.
+"""What GET / says of calls: the endpoints of a kind of server, and examples.
 
 Knows no server. Tested by tests/server/test_page.py.
 """
@@ -15,6 +15,7 @@ COMMON: Final[Sequence[Endpoint]] = (
     ("GET", "/v1/models", "the model and its sizes"),
     ("GET", "/props", "defaults of requests, and the model's properties"),
     ("GET", "/slots", "running requests"),
+    ("GET", "/status.json", "requests, memory and the last steps; /status: a page of them"),
     ("GET", "/metrics", "metrics for Prometheus, with --metrics"),
     ("POST", "/tokenize", "text to token ids; detokenize: back"),
 )

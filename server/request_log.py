@@ -40,7 +40,8 @@ N_PATH_CHARS: Final = 200
 N_BODY_CHARS: Final = 1000  # shown of each end of a body
 
 # polls of monitors, logged with -v only, as are preflights and requests while the model loads
-QUIET_PATHS: Final = ("/health", "/v1/health", "/live", "/metrics")
+QUIET_PATHS: Final = ("/health", "/v1/health", "/live", "/metrics", "/status.json")
+UI_FILES: Final = "/ui/"  # a page has many
 SECRET: Final = re.compile(
     r'("[\w-]*(?:api_?-?key|access_token|authorization|password|secret)"\s*:\s*")(?:[^"\\]|\\.)+',
     re.IGNORECASE | re.DOTALL,
@@ -143,10 +144,12 @@ def record_refused(state: ServerState, status: int, message: str, id: str) -> No
 
 
 def _is_quiet(record: RequestRecord, state: ServerState) -> bool:
-    """True for a poll of a monitor, a preflight, or a request before the model is loaded."""
+    """True for a poll of a monitor, a file of a page, a preflight, or a request before the model is
+    loaded."""
     path = record.path.removeprefix(state.config.prefix)
     is_poll = state.model is None and record.status == 503  # until the model is loaded
-    return is_poll or path in QUIET_PATHS or record.method == "OPTIONS"
+    is_quiet = path in QUIET_PATHS or path.startswith(UI_FILES) or record.method == "OPTIONS"
+    return is_poll or is_quiet
 
 
 def _write(record: RequestRecord, response: web.StreamResponse | None, state: ServerState) -> None:

@@ -25,6 +25,7 @@ from ..routes_generate import STREAM_HEADERS
 from ..routes_missing import Missing, refuse
 from ..sse import PING, event_bytes
 from ..state import STATE
+from ..ui_files import chat_page
 from ..writing import write
 from .forward import forward_body, forward_query
 from .member import Member, State
@@ -51,8 +52,11 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def home(request: web.Request) -> web.Response:
-    """The models that the server has; with API keys, only where to ask."""
+    """The chat page for browsers. A text for others: the models that the server has; with API keys,
+    only where to ask."""
     state, router = request.app[STATE], request.app[ROUTER]
+    if state.config.ui and "text/html" in request.headers.get("Accept", ""):
+        return chat_page(request, state.config.prefix)
     lines = ["Lamella serves several models: GET /v1/models lists them."]
     if not state.keys:
         lines += [f"  {member.name}: {member.state.value}" for member in router.fleet]

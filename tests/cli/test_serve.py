@@ -210,7 +210,7 @@ def test_a_warning_about_the_chat_template(
 
 def test_a_browser_shows_the_page_and_fetches_with_credentials(server: Server) -> None:
     with open_browser() as browser:
-        browser.driver.get(server.url)
+        browser.driver.get(f"{server.url}/?info")
         assert browser.text(".state") == "ready"
         assert server.url in browser.text("pre")
         assert browser.complaints() == []

@@ -100,7 +100,11 @@ def fake_plan(decode: Sequence[Displaced] = (), prefill: Sequence[Displaced] = (
     """A plan with displaced nodes and a device only."""
     graphs = {"decode": decode, "prefill": prefill}
     named = {name: SimpleNamespace(displaced=nodes) for name, nodes in graphs.items()}
-    devices = (SimpleNamespace(name="CPU", n_layers=3),)
+    memory = tuple(SimpleNamespace(buffer_type=name) for name in ("CPU", "GPU"))
+    cpu = SimpleNamespace(
+        name="CPU", description="a processor", n_layers=3, capacity=1 << 30, memory=memory
+    )
+    devices = (cpu,)
     return cast(ModelPlan, SimpleNamespace(**named, devices=devices))
 
 

@@ -1,4 +1,4 @@
-"""GET /: a page for browsers and a text for others, while the model loads and after."""
+"""GET /: pages for browsers and a text for others, while the model loads and after."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from embed_world import make_embedder
 from fake_context import WAIT_S
 from http_world import Reply, RunningServer, make_model, running
 
@@ -30,7 +31,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def page(server: RunningServer) -> str:
-    reply = server.get("/", **HTML)
+    reply = server.get("/?info", **HTML)
     assert reply.status == 200
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     assert reply.headers["content-security-policy"] == POLICY
@@ -71,14 +72,14 @@ def test_a_text_for_others(server: RunningServer) -> None:
 
 def test_the_host_header_is_escaped() -> None:
     with running(config=ServerConfig(port=0, cors_origins=("*",))) as server:
-        reply = server.get("/", Host='a"><b>', **HTML)
+        reply = server.get("/?info", Host='a"><b>', **HTML)
         assert (reply.status, b"<b>" in reply.raw) == (200, False)
 
 
 def test_with_keys_the_page_shows_neither_model_nor_machine() -> None:
     with running(config=ServerConfig(port=0, api_keys=("sk-1",))) as server:
         for headers in (HTML, {}):
-            reply = server.get("/", **headers)
+            reply = server.get("/?info", **headers)
             assert reply.status == 200
             text = reply.raw.decode()
             for secret in ("fake", "sk-1", "CPU", str(server.model.n_ctx)):
@@ -88,7 +89,7 @@ def test_with_keys_the_page_shows_neither_model_nor_machine() -> None:
 
 def test_endpoints_have_the_prefix() -> None:
     with running(config=ServerConfig(port=0, api_prefix="/llm")) as server:
-        html, text = (server.get("/llm", **h).raw.decode() for h in (HTML, {}))
+        html, text = (server.get("/llm?info", **h).raw.decode() for h in (HTML, {}))
         for method, path, _ in GENERATING.endpoints:
             assert f"{method:<4} /llm{path} " in text
             assert f"<code>{method} /llm{path}</code>" in html
@@ -97,7 +98,18 @@ def test_endpoints_have_the_prefix() -> None:
 
 def test_no_page() -> None:
     with running(config=ServerConfig(port=0, ui=False)) as server:
-        assert server.get("/").error["code"] == 405
+        reply = server.get("/", **HTML)
+        assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+        assert reply.raw.startswith(b"Lamella: ready\n")
+        for path in ("/status", "/explain", "/ui/main.js"):
+            assert server.get(path, **HTML).status == 404
+
+
+def test_a_server_of_embeddings_has_no_chat() -> None:
+    with running(make_embedder) as server:
+        text = server.get("/", **HTML).raw.decode()
+        assert "POST /v1/embeddings" in text
+        assert "<script" not in text
 
 
 def test_a_loading_server_shows_its_progress(

@@ -1,0 +1,57 @@
+"""Markdown that tries to run scripts, load things, hide texts, or take forever."""
+
+from __future__ import annotations
+
+from typing import Final
+
+N: Final = 100_000  # characters of long ones
+
+HOSTILE: Final[dict[str, str]] = {
+    "script": "<script>window.hacked = 1</script>\n\n<img src=x onerror='window.hacked = 1'>",
+    "elements": "<iframe src='https://evil.example'></iframe><style>*{display:none}</style><svg onload=1>",
+    "a form": "<form action='https://evil.example'><input name=a><button>Go</button></form>",
+    "javascript": "[a](javascript:window.hacked=1) <javascript:window.hacked=1> ![b](javascript:1)",
+    "javascript in disguise": "[a](JaVa\tScript:window.hacked=1) [b](&#106;avascript:1) [c]( \x01javascript:1)",
+    "other schemes": "[a](data:text/html,<script>1</script>) [b](vbscript:1) [c](file:///etc/passwd) [d](blob:x)",
+    "addresses without a scheme": "[a](//evil.example) [b](/props) [c](../x) ![d](//evil.example/x.png)",
+    "an image": "![tracker](https://evil.example/pixel.png?q=secret)",
+    "an image that is a link": "[![a](https://evil.example/a.png)](https://evil.example)",
+    "a reference": "[a]: https://evil.example/x.css\n\n[a] ![a][a]",
+    "quotes in addresses": '[a](https://evil.example/"onmouseover="window.hacked=1) <https://a"onclick=1>',
+    "quotes in titles": '[a](https://a.example "x\\" onmouseover=\\"window.hacked=1") [b](https://a.example \'">\')',
+    "a language": '```"><script>window.hacked=1</script>\ncode\n```',
+    "a class": "```js onload=1 class=button\nx\n```",
+    "code": "```html\n<script>window.hacked = 1</script>\n```\n`<img src=x onerror=1>`",
+    "a table": "| <script>1</script> | b |\n|---|---|\n| [x](javascript:1) | ![y](https://evil.example) |",
+    "entities": "&lt;script&gt;window.hacked=1&lt;/script&gt; &#60;b&#62; &#0; &#x3c;b&#x3e;",
+    "bidi": "safe \u202eelbatucexe\u202c \u2066isolated\u2069\n\n```\nif x: \u202e# admin\n```",
+    "controls": "a\x00b\x07c\x1b[31md\x7fe\x85f",
+    "zalgo": "Z" + "\u0335\u0321\u034a" * 3000,
+    "surrogates": "a \ud83d\ude00 *b\U0001f600*",
+    "prototype": "[a](__proto__) `constructor` [toString](constructor)\n\n```constructor\nx\n```",
+    "unclosed fence": "```python\n" + "x = 1\n" * 2000,
+    "unclosed everything": "**a *b `c [d](e ~~f <g ![h \\( $$ | i",
+    "nested quotes": ">" * N + " a",
+    "nested lists": "- " * 10_000 + "a",
+    "lists by indent": "\n".join(" " * (2 * i) + "- a" for i in range(500)),
+    "numbers": "1. " * 10_000 + "a\n999999999. b\n9999999999. c",
+    "nested emphasis": "*a " * 10_000 + "a* " * 10_000,
+    "nested strong": "**a _b " * 10_000 + "b_ a** " * 10_000,
+    "stars": "*" * N + "a" + "*" * N,
+    "brackets": "[" * N + "a" + "]" * N,
+    "links in links": "[" * 5_000 + "a" + "](https://a.example)" * 5_000,
+    "images in images": "![" * 5_000 + "a" + "](https://a.example)" * 5_000,
+    "unclosed links": "[a](" * (N // 4),
+    "backticks": "".join("`" * (i % 300 + 1) + "a" for i in range(2000)),
+    "angles": "<" * N,
+    "addresses": "http://%" * (N // 8) + "http://a" + ")" * N,
+    "a wide table": "|a" * 20_000 + "|\n" + "|-" * 20_000 + "|\n" + "|b" * 20_000 + "|",
+    "a long table": "|a|b|\n|-|-|\n" + "|1|2|\n" * 9_000,
+    "many elements": "*a* `b` " * 15_000,
+    "many blocks": "# a\n\n> b\n\n- c\n\n***\n\n" * 4_000,
+    "escapes": "\\" * N + "\\(" * (N // 4),
+    "dollars": "$" * N,
+    "blank lines": "- a" + "\n" * N + "b",
+    "comments": "```c\n" + "/*" * 20_000 + "\n```\n```js\n" + "`" * 20 + "\n```",
+    "strings": "```python\n" + "'\"" * 20_000 + '"""' * 1000 + "\n```",
+}
