@@ -35,7 +35,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
     @contextmanager
     def started(**options: Any) -> Iterator[RunningServer]:
-        config = ServerConfig(slot_save_path=str(folder / "saved"), **options)
+        config = ServerConfig(port=0, slot_save_path=str(folder / "saved"), **options)
         with running(lambda: open_instance(params), config) as server:
             yield server
 
