@@ -6,11 +6,14 @@ Works for architectures that Lamella cannot run. Tested by tests/model/test_desc
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..base.errors import ModelFileError
 from .arch import ARCHITECTURES, find_architecture
-from .gguf import Array, GGUFFile
+from .gguf import Array, GGUFFile, Metadata
 from .pooling import POOLINGS
 from .sampling import recommended_sampling
 
@@ -88,3 +91,14 @@ def file_type(file: GGUFFile) -> str:
     for t in file.tensors.values():
         sizes[t.type.name] = sizes.get(t.type.name, 0) + t.nbytes
     return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def plain_metadata(metadata: Metadata) -> Mapping[str, bool | int | float | str]:
+    """Return the values of a file that are no arrays. Leaves out texts that are not UTF-8."""
+    found: dict[str, bool | int | float | str] = {}
+    for key in metadata:
+        with suppress(ModelFileError):
+            value = metadata[key]
+            if not isinstance(value, Array):
+                found[key] = value
+    return found

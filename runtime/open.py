@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -23,9 +23,9 @@ from ..kernels.devices import unused_reasons
 from ..model.arch import find_architecture, open_architecture
 from ..model.chat.template import ChatTemplate, model_template
 from ..model.context import Context
-from ..model.description import file_type
+from ..model.description import file_type, plain_metadata
 from ..model.embed_context import EmbedContext, context_type, embeds
-from ..model.gguf import Array, GGUFFile, Metadata, OverriddenMetadata, open_gguf
+from ..model.gguf import GGUFFile, OverriddenMetadata, open_gguf
 from ..model.guide import Compiler
 from ..model.loader import load_model
 from ..model.metadata_params import metadata_overrides
@@ -321,7 +321,7 @@ def _read_parts(params: OpenParams) -> FileParts:
             vocab,
             chat,
             _meta(file, vocab),
-            _file_meta(file.metadata),
+            plain_metadata(file.metadata),
             recommended,
         )
 
@@ -355,14 +355,3 @@ def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:
         "size": sum(t.nbytes for t in tensors),
         "ftype": file_type(file),
     }
-
-
-def _file_meta(metadata: Metadata) -> Mapping[str, bool | int | float | str]:
-    """The values that are no arrays. Leaves out texts that are not UTF-8."""
-    found: dict[str, bool | int | float | str] = {}
-    for key in metadata:
-        with suppress(ModelFileError):
-            value = metadata[key]
-            if not isinstance(value, Array):
-                found[key] = value
-    return found

@@ -51,6 +51,7 @@ from .keys import Key, KeyRing
 from .listening import listen, urls
 from .metered import Metered
 from .metrics import Metrics
+from .ollama import routes as ollama
 from .origins import check_origin
 from .otel import Traces
 from .pace import Kind
@@ -59,7 +60,7 @@ from .progress import LoadProgress
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
 from .request_log import log_requests, record_of
 from .responses import routes as responses
-from .state import STATE, Role, ServedModel, ServerState
+from .state import STATE, Role, ServedModel, ServerState, own_path
 from .watchdog import exit_after, watching
 
 log = get_logger("server")
@@ -87,6 +88,7 @@ SERVED: Final = (
     *status.ROUTES,
     *placement.ROUTES,
     *responses.ROUTES,
+    *ollama.ROUTES,
 )
 ROUTES: Final = (*SERVED, *routes_missing.ROUTES)
 
@@ -275,7 +277,7 @@ def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "lamella"
-    for name in (ID_HEADER, shape_of(request.path).id_header):
+    for name in (ID_HEADER, shape_of(own_path(request)).id_header):
         if name:
             response.headers[name] = request[REQUEST_ID]
 
@@ -310,7 +312,7 @@ async def _slow_down(request: web.Request, handler: Handler) -> web.StreamRespon
     wait for its other requests."""
     state = request.app[STATE]
     network = network_of(request.remote or "")  # keys are not known yet
-    is_poll = request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS
+    is_poll = own_path(request) in PUBLIC_PATHS
     kind = Kind.POLL if is_poll else Kind.OTHER
     delay = state.pace.delay(network, asyncio.get_running_loop().time(), kind)
     if delay:
@@ -327,7 +329,7 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     check_origin(request, state.config)
     if request.method == "OPTIONS":
         return preflight(request, state.config)
-    is_page = request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS
+    is_page = own_path(request) in PUBLIC_PATHS
     is_public = is_page and request.method in ("GET", "HEAD")
     is_file = request.match_info.handler in (static_file, *ui_files.HANDLERS)
     if not (is_public or is_file):

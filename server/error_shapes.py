@@ -92,11 +92,21 @@ def anthropic_error(error: BaseException | None, body: Body, request_id: str) ->
     }
 
 
+def ollama_error(error: BaseException, body: Body, request_id: str) -> Body:
+    """The body in ollama's shape."""
+    return {"error": body["error"]["message"]}
+
+
 LLAMA: Final = Shape(llama_error)
+OLLAMA: Final = Shape(ollama_error)
 ANTHROPIC: Final = Shape(anthropic_error, overloaded=529, id_header="request-id")
-SHAPES: Final[Mapping[str, Shape]] = {"/responses": Shape(openai_error), "/v1/messages": ANTHROPIC}
+SHAPES: Final[Mapping[str, Shape]] = {
+    "/responses": Shape(openai_error),
+    "/v1/messages": ANTHROPIC,
+    "/api/": OLLAMA,
+}
 
 
 def shape_of(path: str) -> Shape:
-    """The shape of errors of an endpoint."""
+    """The shape of errors of an endpoint. `path` is without the server's prefix."""
     return next((shape for part, shape in SHAPES.items() if part in path), LLAMA)

@@ -34,7 +34,7 @@ from ..base.log import get_logger
 from .error_shapes import Body, shape_of
 from .request_ids import REQUEST_ID
 from .routes_missing import unknown_path
-from .state import STATE
+from .state import STATE, own_path
 
 log = get_logger("server")
 HTTP_LOG = get_logger("server.http")  # messages of aiohttp
@@ -91,8 +91,8 @@ def status_and_body(error: BaseException) -> tuple[int, Body]:
 
 
 def error_response(error: BaseException, path: str = "", request_id: str = "") -> web.Response:
-    """The response to a request that failed before anything was sent. `path` and `request_id` are
-    the request's."""
+    """The response to a request that failed before anything was sent. `path` (without the
+    server's prefix) and `request_id` are the request's."""
     status, body = status_and_body(error)
     headers = {"Retry-After": str(_retry_seconds(error))} if status in (429, 503) else {}
     if status == 501:
@@ -154,7 +154,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _response_to(request: web.Request, error: BaseException) -> web.Response:
-    return error_response(error, request.path, request[REQUEST_ID])
+    return error_response(error, own_path(request), request[REQUEST_ID])
 
 
 def _plain(error: web.HTTPException) -> str:

@@ -42,6 +42,8 @@ async def index(request: web.Request) -> web.StreamResponse:
     config = state.config
     if config.static_path:
         return await _file(config.static_path, "index.html")
+    if request.headers.get("User-Agent", "").startswith("ollama"):  # they look for these words
+        return web.Response(text="Ollama is running")
     is_html = config.ui and "text/html" in request.headers.get("Accept", "")
     if is_html and isinstance(state.model, Instance) and "info" not in request.query:
         return chat_page(request, config.prefix)

@@ -39,7 +39,8 @@ class Replies(ABC):
     """The reply to one request, in the shape of one API."""
 
     ends_with_done = True  # a stream ends with [DONE]
-    names_events = False  # the name of each event, its `type`, is before it in a stream
+    content_type = "text/event-stream"  # of a stream
+    encode = staticmethod(event_bytes)  # of a chunk of a stream
     probs_have_ids = True  # probabilities have llama.cpp's ids
 
     def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
@@ -78,7 +79,7 @@ class Replies(ABC):
 
     def bytes_of(self, chunks: Iterable[Json]) -> bytes:
         """The bytes of chunks of a stream."""
-        return b"".join(event_bytes(chunk, is_named=self.names_events) for chunk in chunks)
+        return b"".join(map(self.encode, chunks))
 
     @abstractmethod
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:

@@ -1,4 +1,4 @@
-"""The shapes of replies with vectors and scores: OpenAI's, llama-server's, TEI's and Jina's.
+"""The shapes of replies with vectors and scores: OpenAI's, llama-server's, TEI's, Jina's, ollama's.
 
 A reply is an iterator of pieces of its JSON text: ten thousand vectors are many megabytes. Field
 names are llama-server's (tools/server/server-common.cpp, format_embeddings_response_oaicompat and
@@ -48,6 +48,20 @@ def native_reply(blocks: Blocks, *, is_pooled: bool, is_base64: bool) -> Iterato
 def tei_reply(blocks: Blocks) -> Iterator[bytes]:
     """POST /embed: a list of vectors."""
     return _listed(_encoded(blocks, is_base64=False))
+
+
+def ollama_reply(blocks: Blocks, *, model: str, n_tokens: int, n_seconds: float) -> Iterator[bytes]:
+    """POST /api/embed: the vectors of texts with `n_tokens` tokens, made in `n_seconds`."""
+    counts = {"total_duration": int(1e9 * n_seconds), "load_duration": 0}
+    yield b'{"model": %s, "embeddings": ' % _dumped(model)
+    yield from tei_reply(blocks)
+    yield b", " + _dumped(counts | {"prompt_eval_count": n_tokens})[1:]
+
+
+def ollama_vector_reply(blocks: Blocks) -> Iterator[bytes]:
+    """POST /api/embeddings: the vector of the text."""
+    (text,) = _encoded(blocks, is_base64=False)
+    yield b'{"embedding": %s}' % text
 
 
 def rerank_reply(

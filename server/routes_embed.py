@@ -1,15 +1,16 @@
-"""The routes that compute vectors and scores: OpenAI's, llama-server's, TEI's and Jina's.
+"""The routes that compute vectors and scores: OpenAI's, llama-server's, TEI's, Jina's, ollama's.
 
 All are one flow: a thread parses the body, makes token ids and submits them to the embedder. Other
 threads make the reply in pieces. When the handler ends, the embedder drops the texts that it has
 not computed, also if the client disconnected.
-Tested by tests/server/test_http_embeddings.py and test_http_rerank.py.
+Tested by tests/server/test_http_embeddings.py, test_http_rerank.py and test_ollama_embed.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -31,11 +32,20 @@ from .clients import client_of
 from .cost import body_cost, embedding_cost
 from .embed_inputs import input_tokens, pair_tokens
 from .json_pieces import pieces
+from .ollama.models import check_name
 from .parsing import parse_body
 from .prompts import check_model
 from .request_log import record_of
 from .routes import embedding_model, loaded_model
-from .schema_embed import EmbeddingBody, InputsBody, Named, RerankBody, TeiEmbedBody
+from .schema_embed import (
+    EmbeddingBody,
+    InputsBody,
+    Named,
+    OllamaEmbedBody,
+    OllamaPromptBody,
+    RerankBody,
+    TeiEmbedBody,
+)
 from .state import STATE
 from .writing import json_reply
 
@@ -132,6 +142,21 @@ def prepare_tei(submission: Submission, model: EmbeddingInstance, raw: bytes) ->
     return _prepare(submission, model, body, raw, partial(_tei_reply, model, body))
 
 
+def prepare_ollama(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
+    body = parse_body(OllamaEmbedBody, raw)
+    _check_pooled(model)
+    check_name(model, body.model)
+    reply = partial(_ollama_reply, model, body, time.perf_counter())
+    return _prepare(submission, model, body, raw, reply)
+
+
+def prepare_ollama_prompt(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
+    body = parse_body(OllamaPromptBody, raw)
+    _check_pooled(model)
+    check_name(model, body.model)
+    return _prepare(submission, model, body, raw, partial(_ollama_vector_reply, model, body))
+
+
 def prepare_rerank(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
     body = parse_body(RerankBody, raw)
     check_model(model, body.model)
@@ -199,6 +224,20 @@ def _tei_reply(
     return replies.tei_reply(_blocks(model, body, vectors))
 
 
+def _ollama_reply(
+    model: EmbeddingInstance, body: InputsBody, t_start: float, vectors: Vectors, n_tokens: int
+) -> Iterator[bytes]:
+    n_seconds = time.perf_counter() - t_start
+    name, blocks = body.model or model.alias, _blocks(model, body, vectors)
+    return replies.ollama_reply(blocks, model=name, n_tokens=n_tokens, n_seconds=n_seconds)
+
+
+def _ollama_vector_reply(
+    model: EmbeddingInstance, body: InputsBody, vectors: Vectors, _: int
+) -> Iterator[bytes]:
+    return replies.ollama_vector_reply(_blocks(model, body, vectors))
+
+
 def _rerank_reply(
     model: EmbeddingInstance, body: RerankBody, vectors: Vectors, n_tokens: int
 ) -> Iterator[bytes]:
@@ -248,6 +287,8 @@ ROUTES: Final = (
     *_route(prepare_openai, "/v1/embeddings"),
     *_route(prepare_native, "/embeddings", "/embedding"),
     *_route(prepare_tei, "/embed"),
+    *_route(prepare_ollama, "/api/embed"),
+    *_route(prepare_ollama_prompt, "/api/embeddings"),
     web.post("/", _tei),
     *_route(prepare_rerank, "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"),
 )

@@ -45,7 +45,6 @@ from .tasks import GenerationTask
 from .writing import json_reply, write
 
 STREAM_HEADERS: Final = {
-    "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx: pass each event on immediately
 }
@@ -197,7 +196,7 @@ async def _whole(request: web.Request, bridge: Bridge, replies: Replies) -> web.
 
 
 async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web.StreamResponse:
-    """Stream server-sent events. The response starts with the first event or ping: an error before
+    """Stream events or lines. The response starts with the first event or ping: an error before
     that gets an ordinary error response."""
     config = request.app[STATE].config
     given = replies.body.sse_ping_interval
@@ -209,7 +208,7 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
         frames += replies.ping_bytes()
     updates = apply_events(events, replies.choices)
     frames += b"".join(replies.frames(*update) for update in updates)
-    response = web.StreamResponse(headers=STREAM_HEADERS)
+    response = web.StreamResponse(headers={"Content-Type": replies.content_type, **STREAM_HEADERS})
     await response.prepare(request)
     send = partial(write, request, response)
     try:

@@ -27,7 +27,6 @@ class Missing(NamedTuple):
 
 
 MISSING: Final = (
-    Missing("ollama's embeddings", "POST /v1/embeddings", ("/api/embed", "/api/embeddings")),
     Missing("vLLM's and TEI's scores", "POST /rerank", ("/v1/score", "/score", "/similarity")),
     Missing("classes of texts", "POST /v1/embeddings", ("/classify", "/pooling")),
     Missing("other forms of vectors", "POST /embed", ("/embed_all", "/embed_sparse", "/v2/embed")),
@@ -41,19 +40,16 @@ MISSING: Final = (
         "--lora at the start, and scales by POST /lora-adapters",
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     ),
-    Missing("ollama's chat", CHAT, ("/api/chat",)),
-    Missing("ollama's completion", "POST /v1/completions", ("/api/generate",)),
-    Missing("ollama's list of models", "GET /v1/models", ("/api/tags", "/api/ps")),
-    Missing("ollama's and vLLM's details", "GET /props", ("/api/show", "/api/version", "/version")),
+    Missing("vLLM's details", "GET /props", ("/version",)),
+    Missing(
+        "making models",
+        "flags of `lamella serve`",
+        ("/api/create", "/api/copy", "/api/push", "/api/blobs/*"),
+    ),
     Missing(
         "loading models of a server with one model",
         "`lamella serve --models-dir DIR`, which serves several",
         ("/models/load", "/models/unload", "/models/sse"),
-    ),
-    Missing(
-        "ollama's management of models",
-        "`lamella pull` and `lamella rm`",
-        ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
     ),
     Missing("vLLM's health", "GET /health", ("/ping", "/load")),
     Missing("speech", "a server for speech", ("/v1/audio/*", "/audio/*")),

@@ -1,4 +1,4 @@
-"""The bodies of requests for vectors and scores: OpenAI's, llama-server's, TEI's and Jina's.
+"""The bodies of requests for vectors and scores: OpenAI's, llama-server's, TEI's, Jina's, ollama's.
 
 Knows no model: server/embed_inputs.py checks token ids and lengths.
 Tested by tests/server/test_http_embeddings.py and test_http_rerank.py.
@@ -9,7 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, model_validator
+from pydantic import (
+    BeforeValidator,
+    FailFast,
+    Field,
+    JsonValue,
+    PlainValidator,
+    model_validator,
+)
 
 from .schema import INT32_MAX, Body, Prompt, parts_of
 
@@ -157,6 +164,40 @@ class TeiEmbedBody(InputsBody):
     @property
     def norm(self) -> int | None:
         return 2 if self.normalize else -1
+
+
+class OllamaEmbedBody(InputsBody):
+    """POST /api/embed. `keep_alive` and `options` have no effect."""
+
+    input: Inputs
+    truncate: bool = True
+    keep_alive: JsonValue = None
+    options: JsonValue = None
+
+    @property
+    def named(self) -> Named:
+        return Named("input", self.input)
+
+    @property
+    def norm(self) -> int | None:
+        return 2
+
+
+class OllamaPromptBody(InputsBody):
+    """POST /api/embeddings, ollama's older request: one text, whose vector is not normalized."""
+
+    prompt: str
+    truncate: bool = True
+    keep_alive: JsonValue = None
+    options: JsonValue = None
+
+    @property
+    def named(self) -> Named:
+        return Named("prompt", [(self.prompt,)])
+
+    @property
+    def norm(self) -> int | None:
+        return -1
 
 
 class RerankBody(TextsBody):

@@ -8,6 +8,7 @@ Tested by tests/server/test_http_app.py.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
@@ -80,6 +81,7 @@ class ServerState:
         self.slot_files = asyncio.Lock()  # one is written or read at a time
         self.discards = Turns()  # of bodies of refused requests
         self.traces: Traces | None = None  # with --otel, while the server runs
+        self.models_lock = threading.Lock()  # of work that changes the downloaded models
         self.running = RunningRequests()
         self.counts = RequestCounts()  # of ended requests
         self.progress = progress or LoadProgress()
@@ -99,6 +101,11 @@ class ServerState:
 
 
 STATE: Final = web.AppKey("state", ServerState)
+
+
+def own_path(request: web.Request) -> str:
+    """The path of a request without the server's prefix."""
+    return request.path.removeprefix(request.app[STATE].config.prefix)
 
 
 def generates(model: ServedModel | None) -> bool:

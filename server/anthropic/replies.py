@@ -15,7 +15,7 @@ from ...runtime.instance import Instance
 from ..bridge import Choice, Event
 from ..error_shapes import anthropic_error
 from ..replies import Json, Replies
-from ..sse import GAP, Template, json_text
+from ..sse import GAP, Template, json_text, named_event_bytes
 from ..tasks import GenerationTask
 from .blocks import Blocks, WholeBlocks
 from .body import MessagesBody
@@ -25,7 +25,7 @@ class MessageReplies(Replies):
     """POST /v1/messages."""
 
     ends_with_done = False
-    names_events = True
+    encode = staticmethod(named_event_bytes)
 
     def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
         super().__init__(model, task, choices)
@@ -57,7 +57,7 @@ class MessageReplies(Replies):
             return self.bytes_of(self._blocks.add([delta]))
         if self._template is None:
             (event,) = self._blocks.add([replace(delta, text=GAP)])
-            self._template = Template(event, is_named=True)
+            self._template = Template(event, encode=self.encode)
         return self._template.fill(json_text(delta.text))
 
     def collect(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> None:

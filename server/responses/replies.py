@@ -19,7 +19,7 @@ from ...runtime.text import Piece
 from ..bridge import Choice, Event
 from ..json_pieces import JsonPart, json_list, json_texts
 from ..replies import Json, Replies
-from ..sse import GAP, Template, json_text
+from ..sse import GAP, Template, json_text, named_event_bytes
 from ..tasks import GenerationTask
 from .body import SEALED, ResponsesBody
 from .output import Output
@@ -50,7 +50,7 @@ class ResponsesReplies(Replies):
     """POST /v1/responses."""
 
     ends_with_done = False
-    names_events = True
+    encode = staticmethod(named_event_bytes)
     probs_have_ids = False
 
     def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
@@ -98,7 +98,7 @@ class ResponsesReplies(Replies):
             return self.bytes_of(self._numbered(self._output.add(delta)))
         if self._template is None:
             event = item.delta(GAP) | {"sequence_number": GAP}
-            self._template = Template(event, is_named=True)
+            self._template = Template(event, encode=self.encode)
         item.texts.append(delta.text)
         self._n_events += 1
         return self._template.fill(json_text(delta.text), self._n_events - 1)

@@ -184,6 +184,10 @@ def test_invalid_bodies_get_400_on_every_route(server: RunningServer, raw: bytes
         if "{" in path or path.endswith("/compact"):
             continue
         reply = server.post(path, raw)
+        if path.startswith("/api/"):  # ollama's, where a request without a text loads the model
+            is_empty = reply.status == 200 and reply.json["done_reason"] == "load"
+            assert is_empty or (reply.status, list(reply.json)) == (400, ["error"]), path
+            continue
         error = reply.json["error"]  # in the shape of the path's API
         assert (reply.status, error["type"]) == (400, "invalid_request_error"), path
     assert server.ok("/completion", prompt="a", n_predict=1)["tokens_predicted"] == 1

@@ -31,7 +31,7 @@ from lamella.server.responses.body import ResponsesBody
 from lamella.server.responses.replies import ResponsesReplies, ResponsesTask
 from lamella.server.schema import CompletionBody, GenerationBody
 from lamella.server.schema_chat import ChatBody
-from lamella.server.sse import GAP, Template, event_bytes, json_text, numbers_text
+from lamella.server.sse import GAP, Template, json_text, named_event_bytes, numbers_text
 from lamella.server.tasks import GenerationTask
 
 HARD = [
@@ -107,12 +107,12 @@ def test_a_template_has_the_bytes_of_json_dumps(text: str) -> None:
     def event(content: Any, tokens: Any, n: Any) -> dict[str, Any]:
         return {"type": "%s.x", "a": content, "100%": {"t": tokens, "s": "%d\\"}, "n": n}
 
-    template = Template(event(GAP, GAP, GAP), is_named=True)
+    template = Template(event(GAP, GAP, GAP), encode=named_event_bytes)
     for tokens in ([], [5], [1, 2, 30000]):
         raw = json.dumps(event(text, tokens, len(text)), separators=(",", ":"))
         expected = f"event: %s.x\ndata: {raw}\n\n".encode()
         found = template.fill(json_text(text), numbers_text(tokens), len(text))
-        assert found == expected == event_bytes(event(text, tokens, len(text)), is_named=True)
+        assert found == expected == named_event_bytes(event(text, tokens, len(text)))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
