@@ -36,6 +36,10 @@ class LoadOptions(TypedDict, total=False):
     """continue the last message of a chat if it is the assistant's (default: True)"""
     skip_chat_parsing: bool
     """all text of an answer is its content, also reasoning and tool calls (default: False)"""
+    spm_infill: bool
+    """prompts whose middle the model fills in have the suffix first, as some models prefer
+    (default: False)
+    """
     check_tensors: bool
     """check that all weights are finite numbers before loading (default: False)"""
     n_ctx: int | None

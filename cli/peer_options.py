@@ -94,7 +94,6 @@ MODEL: Final = (
     no_effect("-ctxcp --ctx-checkpoints --swa-checkpoints N", STATES),
     no_effect("-cms --checkpoint-min-step N", STATES, env="CHECKPOINT_MIN_SPACING_NT"),
     no_effect("--warmup / --no-warmup", "kernels are compiled at the start; no tokens are run"),
-    no_effect("--spm-infill", "there is no infill endpoint yet"),
 )
 
 SPREAD: Final = "layers are spread over the devices: see -sm and -ts"

@@ -94,6 +94,11 @@ class ModelParams(Options):
         off=("--no-skip-chat-parsing",),
         help="all text of an answer is its content, also reasoning and tool calls",
     )
+    spm_infill: bool = option(
+        False,
+        "--spm-infill",
+        help="prompts whose middle the model fills in have the suffix first, as some models prefer",
+    )
     check_tensors: bool = option(
         False, "--check-tensors", help="check that all weights are finite numbers before loading"
     )

@@ -68,6 +68,29 @@ class StopFinder:
         return len(text)
 
 
+class IndentFinder:
+    """Finds the first line of a text, after its first one, that is indented by less than `n` spaces
+    and tabs. The text arrives in parts."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._n_found: int | None = None  # of the current line, before its first other character
+
+    def find(self, part: str) -> int | None:
+        """The place in the next part where such a line's text begins; None if there is none."""
+        for i, character in enumerate(part):
+            if self._n_found is not None:
+                if character in " \t":
+                    self._n_found += 1
+                    continue
+                if self._n_found < self._n:
+                    return i
+                self._n_found = None
+            if character == "\n":
+                self._n_found = 0
+        return None
+
+
 class TextSink:
     """A sink that emits text as soon as it cannot become part of a stop string.
 
@@ -85,15 +108,19 @@ class TextSink:
         error: Callable[[LamellaError], object],
         progress: Callable[[int, int, int], object] | None = None,
         stop: Sequence[str] = (),
+        n_indent: int = 0,
         shown: Container[int] = (),
     ) -> None:
-        """`shown` are control tokens whose names are part of the text."""
+        """`n_indent`: a later line that is indented by less ends the text, as a limit does. `shown`
+        are control tokens whose names are part of the text."""
         self._vocab = vocab
         self._emit = emit
         self._end = end
         self._error = error
         self._progress = progress
         self._finder = StopFinder(stop)
+        self._indent = IndentFinder(n_indent) if n_indent else None
+        self._is_cut = False  # by a line's indentation
         self._decoder = vocab.stream(shown)
         self._text = ""  # held back
         # tokens not emitted yet: where in _text each begins
@@ -108,7 +135,7 @@ class TextSink:
     def token(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `Sink.token`."""
         text = self._decoder.push(token)
-        is_held_back = self._text or self._tokens
+        is_held_back = self._text or self._tokens or self._indent is not None
         if text and not is_held_back and logprobs is None and not self._finder.may_begin(text):
             self._emit(Piece(text, (token,)))  # most tokens
             return True
@@ -117,7 +144,7 @@ class TextSink:
 
     def finished(self, result: Result) -> None:
         """See `Sink.finished`."""
-        if self._push(self._decoder.flush()):  # False if a stop string was found, now or earlier
+        if not self._is_cut and self._push(self._decoder.flush()):  # False: it has ended earlier
             self._send(len(self._text), tuple(self._tokens))
         if self._stopping_word:
             result = replace(
@@ -126,6 +153,8 @@ class TextSink:
                 stopping_word=self._stopping_word,
                 complete=None if result.complete is None else False,
             )
+        elif self._is_cut:
+            result = replace(result, stop_type=StopType.LIMIT)
         self._end(result)
 
     def failed(self, error: LamellaError) -> None:
@@ -133,16 +162,27 @@ class TextSink:
         self._error(error)
 
     def _push(self, text: str) -> bool:
-        """Emit the text that is final now. Return False if a stop string was found."""
+        """Emit the text that is final now. Return False if it ends before its last character."""
+        n_before = len(self._text)
         self._text += text
-        found = self._finder.find(self._text)
-        if found is not None:
-            n, self._stopping_word = found
-        else:
-            n = self._finder.n_decided(self._text)
+        end = self._find_end(n_before, text)
+        n = self._finder.n_decided(self._text) if end is None else end
         if n > 0:
             self._send(n, tuple(t for t in self._tokens if t[0] < n))
-        return found is None
+        return end is None
+
+    def _find_end(self, n_before: int, text: str) -> int | None:
+        """The place of a stop string, or of a line with too little indentation, whichever is first;
+        None if there is none. `text` is new, and comes after `n_before` characters."""
+        found = self._finder.find(self._text)
+        cut = None if self._indent is None else self._indent.find(text)
+        if cut is not None and (found is None or n_before + cut <= found[0]):
+            self._is_cut = True
+            return n_before + cut
+        if found is None:
+            return None
+        self._stopping_word = found[1]
+        return found[0]
 
     def _send(self, n: int, tokens: tuple[tuple[int, int, Logprobs | None], ...]) -> None:
         if n == 0 and not tokens:

@@ -224,6 +224,7 @@ class Bridge:
                 error=post,
                 progress=partial(self._progress, choice, body.return_progress),
                 stop=body.stop,
+                n_indent=body.n_indent,
                 shown=() if chat is None else chat.shown,
             )
             job = Job(

@@ -13,7 +13,7 @@ from ..base.errors import ContextSizeError, RequestError
 from ..base.units import size_text
 from ..model.pooling import Pooling
 from ..runtime.instance import EmbeddingInstance
-from .prompts import tokenize_parts
+from .prompt_tokens import tokenize_parts
 from .schema import Prompt
 from .schema_embed import InputsBody, Named, RerankBody, TextsBody
 

@@ -55,7 +55,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "modalities": (["text"],),
     "multimodal_data": ([],),
     "prompt_name": (),
-    "n_indent": (0,),
     "preserved_tokens": ([],),
     "structural_tag": (),
     "suffix": ("",),
@@ -133,11 +132,12 @@ def _check_strings(body: object) -> None:
 
 
 def _refuse_unsupported(model: type[Body], body: dict[str, Any]) -> None:
-    for name in sorted(OF_CHATS.keys() - set(model.names())):
+    own = set(model.names())
+    for name in sorted(OF_CHATS.keys() - own):
         if body.get(name) is not None and body[name] not in OF_CHATS[name]:
             raise RequestError(f'"{name}" is a field of chats: use POST /v1/chat/completions')
     for name, harmless in UNSUPPORTED.items():
-        value = body.get(name)
+        value = None if name in own else body.get(name)
         if value is not None and value not in harmless:
             raise RequestError(f'"{name}" is not supported yet, found {found(value)}')
     prompt = body.get("prompt")

@@ -6,57 +6,25 @@ Tested by tests/server/test_http_prompts.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
 
-from ..base.errors import ContextSizeError, RequestError
+from ..base.errors import RequestError
 from ..model.chat.message import ReasoningFormat
-from ..model.vocab import Vocab
 from ..runtime.chat import ChatRequest, PreparedChat, prepare_chat
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from .bridge import Choice
-from .schema import CompletionBody, GenerationBody, Part
+from .infill import infill_tokens, suffix_tokens
+from .prompt_tokens import prompt_tokens
+from .schema import CompletionBody, GenerationBody, InfillBody
 from .schema_chat import ConversationBody
 from .state import ServedModel
-from .tasks import GenerationTask, Prompt
+from .tasks import GenerationTask
 
 N_SEEDS: Final = 2**32 - 1  # seeds are modulo 2**32; the last value means "random"
-
-
-def tokenize_parts(
-    vocab: Vocab, parts: Sequence[Part], *, add_special: bool = True, parse_special: bool = True
-) -> list[int]:
-    """Token ids of texts and ids in order. Special tokens are added only if a text comes first.
-
-    The rule is llama-server's (tokenize_mixed in tools/server/server-common.cpp).
-    """
-    tokens: list[int] = []
-    for i, part in enumerate(parts):
-        if isinstance(part, int):
-            tokens.append(part)
-        else:
-            special = add_special and i == 0
-            tokens += vocab.tokenize(part, add_special=special, parse_special=parse_special)
-    return tokens
-
-
-def prompt_tokens(model: Instance, parts: Sequence[Part]) -> Prompt:
-    """Token ids of a prompt.
-
-    Raises:
-        RequestError: a text is invalid.
-        ContextSizeError: before tokenizing, if even the longest tokens were too many. It has a
-            lower bound of their number.
-    """
-    n_characters = sum(len(part) for part in parts if isinstance(part, str))
-    n_least = n_characters // model.vocab.n_piece_bytes_max
-    if n_least > model.n_ctx:
-        raise ContextSizeError(n_least, model.n_ctx)
-    return tuple(tokenize_parts(model.vocab, parts))
 
 
 def with_defaults(model: Instance, chat: ChatRequest, params: RequestParams) -> ChatRequest:
@@ -90,8 +58,18 @@ def check_model(model: ServedModel, name: str) -> None:
 def text_task(model: Instance, body: CompletionBody) -> GenerationTask:
     """The work of a completion. Raises RequestError: an invalid value."""
     params = request_params(model, body)
-    prompts = [prompt_tokens(model, prompt) for prompt in body.prompts]
+    if body.suffix:
+        prompts = [suffix_tokens(model, prompt, body.suffix) for prompt in body.prompts]
+    else:
+        prompts = [prompt_tokens(model, prompt) for prompt in body.prompts]
     return GenerationTask(body=body, params=params, prompts=prompts, schema_path=body.schema_path)
+
+
+def infill_task(model: Instance, body: InfillBody) -> GenerationTask:
+    """The work of POST /infill. Raises as `infill_tokens`."""
+    params = request_params(model, body)
+    prompt = infill_tokens(model, body, params.generation.n_predict)
+    return GenerationTask(body=body, params=params, prompts=[prompt], schema_path=body.schema_path)
 
 
 def chat_task(model: Instance, body: ConversationBody) -> GenerationTask:

@@ -26,7 +26,8 @@ from .http_errors import unavailable
 from .json_pieces import json_texts
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
-from .prompts import request_params, tokenize_parts, with_defaults
+from .prompt_tokens import tokenize_parts
+from .prompts import request_params, with_defaults
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
 from .schema import DetokenizeBody, GenerationBody, TokenizeBody
 from .schema_chat import ChatBody

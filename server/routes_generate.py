@@ -30,13 +30,13 @@ from .cost import body_cost, request_cost
 from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
-from .prompts import chat_task, choices_of, text_task
+from .prompts import chat_task, choices_of, infill_task, text_task
 from .replies import CompletionReplies, Json, NativeReplies, Replies
 from .replies_chat import ChatReplies
 from .request_ids import REQUEST_ID
 from .request_log import record_of
 from .routes import json_response, text_model
-from .schema import CompletionBody, GenerationBody
+from .schema import CompletionBody, GenerationBody, InfillBody
 from .schema_chat import ChatBody, ConversationBody
 from .sse import DONE
 from .state import STATE
@@ -75,6 +75,7 @@ class Api(Generic[AnyBody]):
 
 
 NATIVE: Final = Api(CompletionBody, text_task, NativeReplies)
+INFILL: Final = Api(InfillBody, infill_task, NativeReplies)
 COMPLETION: Final = Api(CompletionBody, text_task, CompletionReplies)
 CHAT: Final = Api(ChatBody, chat_task, ChatReplies)
 MESSAGES: Final = Api(MessagesBody, chat_task, MessageReplies)
@@ -258,6 +259,7 @@ def _route(api: Api[AnyBody], *paths: str) -> list[web.RouteDef]:
 
 ROUTES: Final = (
     *_route(NATIVE, "/completion", "/completions"),
+    *_route(INFILL, "/infill"),
     *_route(COMPLETION, "/v1/completions"),
     *_route(CHAT, "/v1/chat/completions", "/chat/completions"),
     *_count_route(

@@ -31,11 +31,6 @@ MISSING: Final = (
     Missing("classes of texts", "POST /v1/embeddings", ("/classify", "/pooling")),
     Missing("other forms of vectors", "POST /embed", ("/embed_all", "/embed_sparse", "/v2/embed")),
     Missing(
-        "infill",
-        "POST /completion, with the model's tokens for infill in the prompt",
-        ("/infill",),
-    ),
-    Missing(
         "loading adapters later",
         "--lora at the start, and scales by POST /lora-adapters",
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),

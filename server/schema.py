@@ -40,6 +40,7 @@ PARAMS: Final = (
 N_PROMPTS_MAX: Final = 512
 N_PROBS_MAX: Final = 512  # candidates reported for each token
 N_RESPONSE_FIELDS_MAX: Final = 256
+N_EXTRA_MAX: Final = 1024  # other texts for infill
 N_STOP_MAX: Final = 32  # the text is searched for each of them at every token
 N_STOP_CHARS_MAX: Final = 512  # so much text may be held back
 
@@ -163,6 +164,7 @@ class GenerationBody(Body):
     n_probs: NProbs = 0
     post_sampling_probs: bool = False
     stop: Annotated[tuple[str, ...], PlainValidator(stop_words)] = ()
+    n_indent: int = Field(default=0, ge=0, le=INT32_MAX)
     logit_bias: Annotated[LogitBias, PlainValidator(_logit_bias)] = ()
     return_tokens: bool = False
     return_progress: bool = False
@@ -199,11 +201,29 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    """POST /completion and /v1/completions."""
+    """POST /completion and /v1/completions. With a `suffix`, the text before it is generated."""
 
     prompts: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)] = Field(
         validation_alias=AliasChoices("prompt")
     )
+    suffix: str = ""
+    n_probs: NProbs = Field(default=0, validation_alias=AliasChoices("n_probs", "logprobs"))
+
+
+class ExtraText(Body):
+    """Another text of the repository, for POST /infill."""
+
+    text: str = ""
+    filename: str = "tmp"
+
+
+class InfillBody(GenerationBody):
+    """POST /infill: the text between `input_prefix` with `prompt` and `input_suffix`."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[ExtraText], FailFast(), Field(max_length=N_EXTRA_MAX)] = []
+    prompt: Annotated[Prompt, PlainValidator(_content)] = ()
     n_probs: NProbs = Field(default=0, validation_alias=AliasChoices("n_probs", "logprobs"))
 
 

@@ -12,7 +12,7 @@ docstrings name the differences.
 from .load import KINDS, load_vocab
 from .metadata import VocabMetadata
 from .token_types import TokenType
-from .vocab import Encoder, SpecialTokens, TextDecoder, Vocab
+from .vocab import Encoder, FillTokens, SpecialTokens, TextDecoder, Vocab
 
 __all__ = [
     "KINDS",
@@ -21,6 +21,7 @@ __all__ = [
     "TextDecoder",
     "TokenType",
     "SpecialTokens",
+    "FillTokens",
     "Encoder",
     "VocabMetadata",
 ]

@@ -18,7 +18,7 @@ from ..gguf import Strings
 from .metadata import VocabMetadata, key
 from .table import TextIndex
 from .token_types import TokenType, TypeArray, ids_of_types
-from .vocab import SpecialTokens
+from .vocab import FillTokens, SpecialTokens
 
 # texts by which llama.cpp finds tokens without ids in the file
 _TEXTS: Final = {
@@ -45,14 +45,22 @@ _NAMES: Final = ("bos", "eos", "unknown", "cls", "seperator", "padding", "mask")
 # files of encoders may name these tokens in BERT's words only
 _ENCODER_NAMES: Final = {"bos": "cls", "eos": "seperator"}
 # tokens of fill-in-the-middle prompts, which become control tokens
-_FILL_TEXTS: Final = [
-    *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim▁begin\uff5c>", "<PRE>"),
-    *("▁<PRE>", "<|code_prefix|>", "<|prefix|>"),
-    *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim▁hole\uff5c>", "<SUF>"),
-    *("▁<SUF>", "<|code_suffix|>", "<|suffix|>"),
-    *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim▁end\uff5c>", "<MID>"),
-    *("▁<MID>", "<|code_middle|>", "<|middle|>"),
-]
+_FILL_TEXTS: Final = {
+    "fim_pre": [
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim▁begin\uff5c>", "<PRE>"),
+        *("▁<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    ],
+    "fim_suf": [
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim▁hole\uff5c>", "<SUF>"),
+        *("▁<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    ],
+    "fim_mid": [
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim▁end\uff5c>", "<MID>"),
+        *("▁<MID>", "<|code_middle|>", "<|middle|>"),
+    ],
+}
+# older names of their keys in the file
+_OLD_FILL: Final = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 # tokens that end a generation, in addition to those of the file's ids
 _EOG_TEXTS: Final = [
     *_TEXTS["eot"],
@@ -113,7 +121,7 @@ def special_tokens(
         if ids[name] is None and found:
             ids[name] = found[0]
             types[found[0]] = TokenType.CONTROL
-    types[_ids_of(_FILL_TEXTS, id_of)] = TokenType.CONTROL
+    types[_ids_of(chain(*_FILL_TEXTS.values()), id_of)] = TokenType.CONTROL
     ends = _ending_tokens(ids, id_of, tokens, types)
     lstrip, rstrip = _stripping_tokens(metadata, id_of, types)
     special = SpecialTokens(
@@ -131,6 +139,7 @@ def special_tokens(
         lstrip=lstrip,
         rstrip=rstrip,
         suppressed=_suppressed_tokens(metadata, len(tokens)),
+        fill=_fill_tokens(metadata, ids, id_of, len(tokens)),
     )
     _check_added(special)
     return special
@@ -148,6 +157,27 @@ def _ids_by_name(
         if ids[name] is None and id < n_tokens:
             ids[name] = id
     return ids
+
+
+def _fill_tokens(
+    metadata: VocabMetadata,
+    ids: Mapping[str, int | None],
+    id_of: Mapping[bytes, int],
+    n_tokens: int,
+) -> FillTokens:
+    """Return the tokens of fill-in-the-middle prompts: those that the file states, else by text."""
+    found: dict[str, int | None] = {}
+    for name, texts in _FILL_TEXTS.items():
+        stated = (_stated_id(metadata, key, n_tokens) for key in (name, _OLD_FILL[name]))
+        every = [id for id in stated if id is not None] or _ids_of(texts, id_of)
+        found[name] = every[0] if every else None
+    return FillTokens(
+        prefix=found["fim_pre"],
+        suffix=found["fim_suf"],
+        middle=found["fim_mid"],
+        repo=ids["fim_rep"],
+        file=ids["fim_sep"],
+    )
 
 
 def _ending_tokens(
@@ -210,7 +240,7 @@ def _suppressed_tokens(metadata: VocabMetadata, n_tokens: int) -> frozenset[int]
 def _known_ids(tokens: Strings) -> dict[bytes, int]:
     """Return the ids of the tokens whose texts have a meaning here, the first of equal ones."""
     index = TextIndex(tokens)
-    texts = {text.encode() for text in chain(*_TEXTS.values(), _FILL_TEXTS, _EOG_TEXTS)}
+    texts = {text.encode() for text in chain(*_TEXTS.values(), *_FILL_TEXTS.values(), _EOG_TEXTS)}
     texts |= {_MESSAGE_END, *chain(*_TURN_ENDS), *_NOT_SPM_ENDS, *_MASK_TEXTS, *_PHI3_OTHERS}
     found = {text: index.find(text) for text in texts}
     return {text: id for text, id in found.items() if id is not None}

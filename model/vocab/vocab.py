@@ -10,7 +10,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ...base.errors import RequestError
 from ...base.settings import NO_JIT
@@ -52,6 +52,25 @@ class Encoder(Protocol):
         """
 
 
+class FillTokens(NamedTuple):
+    """The tokens of prompts whose middle the model fills in; None for those that it lacks.
+
+    `prefix`, `suffix` and `middle` begin these parts. Before them may be other texts: `repo` begins
+    the repository's name, and `file` a file.
+    """
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    repo: int | None = None
+    file: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the model can fill in a middle."""
+        return None not in (self.prefix, self.suffix, self.middle)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
     """The ids of special tokens. `tokenize` adds BOS and EOS if their flags are set.
@@ -74,6 +93,7 @@ class SpecialTokens:
     lstrip: frozenset[int] = frozenset()  # tokens that remove the spaces before them
     rstrip: frozenset[int] = frozenset()  # tokens that remove the spaces after them
     suppressed: frozenset[int] = frozenset()  # tokens that a generation never has
+    fill: FillTokens = FillTokens()
 
 
 class Vocab:
@@ -104,6 +124,7 @@ class Vocab:
         self.add_bos, self.add_eos = special.add_bos, special.add_eos
         self.add_sep = special.add_sep
         self.eog, self.suppressed = special.eog, special.suppressed
+        self.fill = special.fill
         self._lstrip, self._rstrip = special.lstrip, special.rstrip
         self.add_space_prefix = add_space_prefix
         self._tokens = tokens

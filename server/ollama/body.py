@@ -133,18 +133,22 @@ class OllamaGenerateBody(OllamaBody):
 
     Attributes:
         raw: continue the prompt itself, without the chat template.
+        suffix: the text after the answer.
         context: the tokens of the conversation before, as an earlier reply had them.
     """
 
     prompt: str = ""
     system: str = ""
     raw: bool = False
+    suffix: str = ""
     context: Annotated[list[Int], FailFast()] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check_raw(self) -> OllamaGenerateBody:
         if self.raw and (self.system or self.context):
             raise RequestError('"raw" excludes "system" and "context": send the whole prompt')
+        if self.suffix and (self.system or self.context):
+            raise RequestError('"suffix" excludes "system" and "context"')
         return self
 
     @classmethod
@@ -152,4 +156,5 @@ class OllamaGenerateBody(OllamaBody):
         """See `OllamaBody.conversation`."""
         prompt = Given("prompt", value.get("prompt")).text_or("")
         system = Given("system", value.get("system")).text_or("")
-        return ChatRequest(messages=system_messages(system, prompt) if prompt else [])
+        is_empty = not prompt and not Given("suffix", value.get("suffix")).text_or("")
+        return ChatRequest(messages=[] if is_empty else system_messages(system, prompt))

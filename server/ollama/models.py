@@ -201,7 +201,7 @@ def _shown_served(model: ServedModel) -> Json:
         model.file_meta,
         template=model.chat.source,
         params=model.defaults,
-        capabilities=text_capabilities(model.chat.source),
+        capabilities=text_capabilities(model.chat.source, fills=model.vocab.fill.is_complete),
     )
 
 
@@ -227,10 +227,11 @@ def _shown(
     }
 
 
-def text_capabilities(template: str) -> list[str]:
-    """What a model that generates text can do. Tools work with any template."""
-    thinks = bool(find_format(template).reasoning)
-    return ["completion", "tools", *(["thinking"] if thinks else [])]
+def text_capabilities(template: str, *, fills: bool = False) -> list[str]:
+    """What a model that generates text can do. Tools work with any template. `fills`: it has the
+    tokens for the text before a suffix."""
+    more = {"thinking": bool(find_format(template).reasoning), "insert": fills}
+    return ["completion", "tools", *(name for name, has in more.items() if has)]
 
 
 def running(model: ServedModel) -> Json:

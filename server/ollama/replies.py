@@ -173,7 +173,7 @@ class OllamaGenerateReplies(LineReplies):
         """The tokens of the conversation, for the `context` of the next request."""
         body = self.body
         assert isinstance(body, OllamaGenerateBody)
-        if body.raw:
+        if body.raw or body.suffix:
             return {}
         return {"context": [*self.task.prompts[0], *self.choice.tokens]}
 

@@ -14,8 +14,10 @@ from aiohttp import web
 
 from ...runtime.instance import Instance
 from ..bodies import work_on_body
+from ..infill import suffix_tokens
 from ..parsing import parse_body
-from ..prompts import chat_task, prompt_tokens, request_params
+from ..prompt_tokens import prompt_tokens
+from ..prompts import chat_task, request_params
 from ..replies import Json
 from ..routes import json_response, loaded_model, text_model
 from ..routes_generate import Api, generate
@@ -52,17 +54,21 @@ def ollama_chat_task(model: Instance, body: OllamaChatBody) -> GenerationTask:
 
 def ollama_generate_task(model: Instance, body: OllamaGenerateBody) -> GenerationTask:
     """The work of a completion: an answer to the prompt. With `raw`, or if the model has no chat
-    template, the prompt's continuation. Raises as `ollama_chat_task`."""
+    template, the prompt's continuation; with `suffix` the text between both.
+
+    Raises as `ollama_chat_task` and `suffix_tokens`.
+    """
     _check(model, body)
-    if not body.raw and (body.system or _has_template(model)):
+    is_chat = not body.raw and not body.suffix and bool(body.system or _has_template(model))
+    if is_chat:
         task = chat_task(model, body)
         return _after_context(model, body, task) if body.context else task
-    return GenerationTask(
-        body=body,
-        params=request_params(model, body),
-        prompts=[prompt_tokens(model, [*body.context, body.prompt])],
-        schema_path=body.response_path(),
-    )
+    params, path = request_params(model, body), body.response_path()
+    if body.suffix:
+        prompt = suffix_tokens(model, [body.prompt], body.suffix)
+    else:
+        prompt = prompt_tokens(model, [*body.context, body.prompt])
+    return GenerationTask(body=body, params=params, prompts=[prompt], schema_path=path)
 
 
 def _after_context(

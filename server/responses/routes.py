@@ -20,7 +20,8 @@ from ..bodies import n_bytes_max
 from ..clients import client_of
 from ..json_pieces import N_PIECE, json_list, json_texts, pieces
 from ..long_json import STRICT, parse_json
-from ..prompts import prepared_chat, prompt_tokens, request_params
+from ..prompt_tokens import prompt_tokens
+from ..prompts import prepared_chat, request_params
 from ..routes import json_response
 from ..routes_generate import Api, count, generate
 from ..state import STATE

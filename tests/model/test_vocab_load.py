@@ -273,3 +273,17 @@ def test_tokens_that_the_file_forbids_to_generate() -> None:
     assert vocab(*normal("a")).suppressed == frozenset()
     ids = np.array([-1, 5, A, A + 1, 5], np.int32)
     assert vocab(*normal("a"), suppress_tokens=ids).suppressed == {5, A}
+
+
+def test_tokens_to_fill_in_a_middle() -> None:
+    texts = ["<|fim_prefix|>", "<fim_suffix>", "<MID>", "<|repo_name|>", "<|file_sep|>", "other"]
+    tokens = [(text, 0, N) for text in texts]
+    fill = vocab(*tokens).fill
+    first = fill.prefix
+    assert first is not None and fill.is_complete
+    assert fill == tuple(range(first, first + 5))
+    assert vocab(*tokens, fim_mid_token_id=first + 5).fill.middle == first + 5
+    assert vocab(*tokens, middle_token_id=first + 5).fill.middle == first + 5
+    assert not vocab(*tokens[1:]).fill.is_complete
+    with pytest.raises(ModelFileError, match="fim_pre_token_id is 10000"):
+        vocab(*tokens, fim_pre_token_id=10000)

@@ -12,7 +12,7 @@ from fake_context import PIECES, VOCAB
 from lamella.base.errors import BackendError, LamellaError
 from lamella.model.sampling import Logprobs
 from lamella.runtime.engine.job import Result, StopType, Timings
-from lamella.runtime.text import Piece, StopFinder, TextSink
+from lamella.runtime.text import IndentFinder, Piece, StopFinder, TextSink
 
 TIMINGS = Timings(cache_n=0, prompt_n=1, prompt_ms=1, predicted_n=1, predicted_ms=1)
 RESULT = Result(
@@ -223,3 +223,28 @@ def test_failures_and_progress_are_passed_on() -> None:
     sink.failed(error)
     assert (output.progressed, output.errors) == ([(3, 7, 2)], [error])
     assert (output.pieces, output.ends) == ([], [])
+
+
+@pytest.mark.parametrize("n_part", [1, 2, 3, 50])
+@pytest.mark.parametrize(
+    ("text", "n", "kept"),
+    [
+        ("a\n  b\n c", 2, "a\n  b\n "),
+        ("a\n  b\n\n  c", 2, "a\n  b\n"),
+        ("a\n\t\tb\n  c", 2, None),
+        ("  a", 4, None),
+        ("a\nb", 1, "a\n"),
+        ("a\n  ", 4, None),
+    ],
+)
+def test_a_line_with_too_little_indentation(
+    text: str, n: int, kept: str | None, n_part: int
+) -> None:
+    finder, begin = IndentFinder(n), 0
+    while begin < len(text):
+        found = finder.find(text[begin : begin + n_part])
+        if found is not None:
+            assert text[: begin + found] == kept
+            return
+        begin += n_part
+    assert kept is None

@@ -23,7 +23,7 @@ from open_params import open_params
 from lamella.base.errors import RequestError
 from lamella.model.chat.template import ChatTemplate
 from lamella.model.context import Context
-from lamella.model.vocab import Vocab
+from lamella.model.vocab import FillTokens, Vocab
 from lamella.runtime.displaced import Displaced
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.instance import EmbeddingInstance, Instance
@@ -46,6 +46,7 @@ class HttpVocab(FakeVocab):
 
     bos, eos, eot, unk = BOS, 2, None, 0
     add_bos, add_eos, add_sep, sep = True, False, False, None
+    fill = FillTokens()
 
     def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
         tokens = super().tokenize(text)

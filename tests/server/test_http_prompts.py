@@ -17,7 +17,8 @@ from lamella.runtime.instance import Instance
 from lamella.runtime.params import GenerationParams
 from lamella.server.bridge import Choice
 from lamella.server.parsing import parse_body
-from lamella.server.prompts import choices_of, prepared_chat, request_params, tokenize_parts
+from lamella.server.prompt_tokens import tokenize_parts
+from lamella.server.prompts import choices_of, prepared_chat, request_params
 from lamella.server.schema import CompletionBody
 from lamella.server.schema_chat import ChatBody
 from lamella.server.tasks import GenerationTask
