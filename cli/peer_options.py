@@ -250,7 +250,6 @@ SERVE: Final = (
     refused("--mcp-servers-json JSON", TOOLS),
     only("off", "-ag --agent / -no-ag --no-agent", TOOLS, TOOLS),
     no_effect("--threads-http N", "connections need no threads of their own"),
-    no_effect("--props", "POST /props has nothing to set", env="ENDPOINT_PROPS"),
     no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
     refused("--log-prompts-dir DIR", LATER),
     *(

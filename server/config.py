@@ -196,6 +196,12 @@ class ServerConfig(Options):
         "trusted: they may fill the disk",
         default_text="none: saving is off",
     )
+    props: bool = option(
+        False,
+        "--props",
+        env="ENDPOINT_PROPS",
+        help="enable POST /props, which has nothing to set",
+    )
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"
     )

@@ -50,24 +50,29 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
     "guided_whitespace_pattern": (),
-    "input_extra": ([],),
     "mirostat": (0,),
     "modalities": (["text"],),
     "multimodal_data": ([],),
     "prompt_name": (),
     "preserved_tokens": ([],),
     "structural_tag": (),
-    "suffix": ("",),
     "truncation_direction": ("right", "Right"),
     "web_search_options": (),
 }
-# the same for fields that only chats have
+# the same for fields that only some requests have
+OF_TEXTS: Final[Mapping[str, tuple[JsonValue, ...]]] = {"input_extra": ([],), "suffix": ("",)}
 OF_CHATS: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "reasoning_control": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+}
+
+# their harmless values, and the requests that have them
+OTHERS: Final = {
+    **{name: (ok, "chats: use POST /v1/chat/completions") for name, ok in OF_CHATS.items()},
+    **{name: (ok, "POST /v1/completions and /infill") for name, ok in OF_TEXTS.items()},
 }
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -133,11 +138,12 @@ def _check_strings(body: object) -> None:
 
 def _refuse_unsupported(model: type[Body], body: dict[str, Any]) -> None:
     own = set(model.names())
-    for name in sorted(OF_CHATS.keys() - own):
-        if body.get(name) is not None and body[name] not in OF_CHATS[name]:
-            raise RequestError(f'"{name}" is a field of chats: use POST /v1/chat/completions')
+    for name in sorted(OTHERS.keys() - own):
+        harmless, place = OTHERS[name]
+        if body.get(name) is not None and body[name] not in harmless:
+            raise RequestError(f'"{name}" is a field of {place}')
     for name, harmless in UNSUPPORTED.items():
-        value = None if name in own else body.get(name)
+        value = body.get(name)
         if value is not None and value not in harmless:
             raise RequestError(f'"{name}" is not supported yet, found {found(value)}')
     prompt = body.get("prompt")
@@ -147,7 +153,7 @@ def _refuse_unsupported(model: type[Body], body: dict[str, Any]) -> None:
 
 
 def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:
-    known = {*MEANINGLESS, *UNSUPPORTED, *OF_CHATS, *FIELDS, *PARAMS, *ALIASES, *model.names()}
+    known = {*MEANINGLESS, *UNSUPPORTED, *OTHERS, *FIELDS, *PARAMS, *ALIASES, *model.names()}
     for name in _LOGGED.new(body.keys() - known):
         log.warning("ignoring an unknown field of requests: %s", name)
 

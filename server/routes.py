@@ -29,8 +29,9 @@ from .parsing import parse_body
 from .prompt_tokens import tokenize_parts
 from .prompts import request_params, with_defaults
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
-from .schema import DetokenizeBody, GenerationBody, TokenizeBody
+from .schema import Body, DetokenizeBody, GenerationBody, TokenizeBody
 from .schema_chat import ChatBody
+from .slots import slot_json
 from .state import STATE, ServedModel
 from .writing import write_whole
 
@@ -185,8 +186,23 @@ async def slots(request: web.Request) -> web.Response:
     n_busy = min(model.worker.n_running, n_all)
     if "fail_on_no_slot" in request.query and n_busy >= n_all:
         raise unavailable("no slot is free")
-    same = {"n_ctx": model.n_ctx, "speculative": False}
-    return json_response([{"id": i, **same, "is_processing": i < n_busy} for i in range(n_all)])
+    if isinstance(model, Instance):
+        jobs = {job.slot: job for job in model.engine.running}
+        found = [slot_json(i, model.n_ctx, jobs.get(i)) for i in range(n_all)]
+    else:
+        found = [slot_json(0, model.n_ctx, None) | {"is_processing": n_busy > 0}]
+    return json_response(found)
+
+
+async def set_props(request: web.Request) -> web.Response:
+    """llama-server's way to set properties, of which it has none."""
+    if not request.app[STATE].config.props:
+        raise web.HTTPNotImplemented(
+            text="POST /props is off: start the server with --props. It has nothing to set: "
+            "restart the server with other flags, or set the fields of each request"
+        )
+    await work_on_body(request, partial(parse_body, Body))
+    return json_response({"success": True})
 
 
 async def models(request: web.Request) -> web.Response:
@@ -298,6 +314,7 @@ ROUTES: Final = (
     web.get("/live", live),
     web.get("/metrics", metrics),
     web.get("/props", props),
+    web.post("/props", set_props),
     web.get("/slots", slots),
     web.get("/models", models),
     web.get("/v1/models", models),

@@ -3,7 +3,7 @@
 All are one flow: a thread parses the body, makes token ids and submits them to the embedder. Other
 threads make the reply in pieces. When the handler ends, the embedder drops the texts that it has
 not computed, also if the client disconnected.
-Tested by tests/server/test_http_embeddings.py, test_http_rerank.py and test_ollama_embed.py.
+Tested by tests/server/test_http_embeddings.py, test_http_rerank.py and test_ollama_routes.py.
 """
 
 from __future__ import annotations

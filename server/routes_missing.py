@@ -71,14 +71,6 @@ async def refuse(missing: Missing, request: web.Request) -> web.Response:
     )
 
 
-async def set_props(_: web.Request) -> web.Response:
-    """Raises HTTPNotImplemented."""
-    raise web.HTTPNotImplemented(
-        text="POST /props (setting properties) is not supported: restart the server with other "
-        "flags, or set the fields of each request"
-    )
-
-
 def unknown_path(request: web.Request, known: Iterable[str]) -> str:
     """The error message for an unknown path."""
     message = f"Not Found: {request.method} {request.path:.200}"
@@ -92,7 +84,6 @@ def _pattern(path: str) -> str:
 
 
 ROUTES: Final = (
-    web.post("/props", set_props),
     *(
         web.route("*", _pattern(path), partial(refuse, missing))
         for missing in MISSING

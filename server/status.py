@@ -88,12 +88,21 @@ def _model(model: ServedModel) -> Json:
 
 def _requests(model: ServedModel) -> Json:
     worker = model.worker
-    jobs = model.engine.running() if isinstance(model, Instance) else []
+    jobs = model.engine.running if isinstance(model, Instance) else []
     return {
         "running": worker.n_running,
         "waiting": worker.n_waiting,
         "places": worker.n_parallel,
-        "jobs": [job._asdict() for job in jobs[:N_JOBS]],
+        "jobs": [
+            {
+                "n_prompt": job.n_prompt,
+                "n_cached": job.n_cached,
+                "n_done": job.n_evaluated,
+                "n_predicted": job.n_predicted,
+                "seconds": job.seconds,
+            }
+            for job in jobs[:N_JOBS]
+        ],
     }
 
 

@@ -36,7 +36,7 @@ from .runner import Runner
 from .slots import Slots
 from .steps import Steps
 from .thinking import ThinkingTracker
-from .ticket import Progress, Ticket
+from .ticket import RunningJob, Ticket
 from .worker import Worker
 
 T = TypeVar("T")
@@ -106,13 +106,14 @@ class Engine:
         return len(self._runner.running)
 
     @property
+    def running(self) -> list[RunningJob]:
+        """What each running job does, the oldest first. Does not wait for the engine."""
+        return [ticket.running for ticket in tuple(self._runner.running)]
+
+    @property
     def n_waiting(self) -> int:
         """Number of jobs that wait for their turn, or for pages."""
         return len(self._queue)
-
-    def running(self) -> list[Progress]:
-        """How far the running jobs are, oldest first."""
-        return [ticket.progress for ticket in tuple(self._runner.running)]
 
     @property
     def pulse(self) -> Pulse:

@@ -6,16 +6,46 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from itertools import count
+from typing import Final, NamedTuple
 
 from ...model.batch import F32Array
 from ...model.guide import Matcher
 from ...model.kv_prefix import Node, PrefixIdentity
 from ...model.kv_sequence import KVSequence
-from ...model.sampling import Sampler
+from ...model.sampling import Sampler, SamplingParams
+from ..params import GenerationParams
 from .job import Job, Result, StopType, Timings
 from .policy import n_predict_of
 from .thinking import ThinkingTracker
+
+_NUMBERS: Final = count()  # of jobs
+
+
+class RunningJob(NamedTuple):
+    """What a running job does: its parameters, and its tokens so far.
+
+    Attributes:
+        id: its number, in the order of submissions.
+        slot: the slot that it has.
+        n_evaluated: tokens of the prompt that are evaluated, or were in the cache.
+        n_left: most tokens that may follow.
+        seed: the seed in use.
+        seconds: its age.
+    """
+
+    id: int
+    slot: int
+    params: GenerationParams
+    sampling: SamplingParams
+    seed: int
+    n_prompt: int
+    n_evaluated: int
+    n_cached: int
+    n_predicted: int
+    n_left: int
+    has_new_line: bool
+    seconds: float
 
 
 class Times(NamedTuple):
@@ -25,17 +55,6 @@ class Times(NamedTuple):
     start: float
     first_token: float
     end: float
-
-
-class Progress(NamedTuple):
-    """How far a running job is: `n_done` of `n_prompt` prompt tokens are evaluated, `n_cached` of
-    them came from the cache, and `n_predicted` tokens are sampled. `seconds` is its age."""
-
-    n_prompt: int
-    n_cached: int
-    n_done: int
-    n_predicted: int
-    seconds: float
 
 
 class Ticket:
@@ -48,6 +67,7 @@ class Ticket:
     __slots__ = (
         "decoding",
         "has_new_line",
+        "id",
         "identity",
         "is_sound",
         "lora_scales",
@@ -64,6 +84,7 @@ class Ticket:
         "paused",
         "post_sampling_probs",
         "sampler",
+        "sampling",
         "seq",
         "settled",
         "shared",
@@ -87,6 +108,7 @@ class Ticket:
         thinking: ThinkingTracker | None = None,
         lora_scales: F32Array | None = None,
     ) -> None:
+        self.id = next(_NUMBERS)
         self.sink = job.sink
         self.sampler = sampler
         self.matcher = matcher  # follows the grammar of the text; None if it is free
@@ -97,6 +119,7 @@ class Ticket:
         self.lora_scales = lora_scales  # of its adapters; None if it has none
         used = () if lora_scales is None else tuple(s for _, s in self.params.lora or ())
         self.identity = PrefixIdentity(job.salt, used)
+        self.sampling = job.params.sampling
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs
         # the number of largest logits that are needed; 0: all
@@ -125,12 +148,24 @@ class Ticket:
         return Times(self.t_submitted, self.t_start, self.t_first, self.t_end)
 
     @property
-    def progress(self) -> Progress:
-        """How far it is. Any thread may ask."""
-        n_prompt, n_predicted = self.n_prompt, self.n_predicted
-        n_done = n_prompt if n_predicted else min(self.n_done, n_prompt)
-        age = time.perf_counter() - self.t_submitted
-        return Progress(n_prompt, min(self.n_cached, n_prompt), n_done, n_predicted, age)
+    def running(self) -> RunningJob:
+        """What it does while it runs. Any thread may ask: the numbers are of about one moment."""
+        n_predicted = self.n_predicted
+        n_evaluated = self.n_prompt if n_predicted else min(self.n_done, self.n_prompt)
+        return RunningJob(
+            self.id,
+            self.slot,
+            self.params,
+            self.sampling,
+            self.sampler.seed,
+            self.n_prompt,
+            n_evaluated,
+            min(self.n_cached, self.n_prompt),
+            n_predicted,
+            max(self.n_most - self.n_prompt - n_predicted, 0),
+            self.has_new_line,
+            time.perf_counter() - self.t_submitted,
+        )
 
     @property
     def n_predicted(self) -> int:

@@ -1,7 +1,6 @@
 """The bodies of ollama's generating requests, as the common flow needs them.
 
-They may have llama-server's options too. Tested by tests/server/test_ollama_chat.py and
-test_ollama_generate.py.
+They may have llama-server's options too. Tested by tests/server/test_ollama_request.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Ollama's descriptions of models: the served one, and those that are downloaded.
 
-Functions here read files, so they run in threads. Tested by tests/server/test_ollama_models.py.
+Functions here read files, so they run in threads.
+Tested by tests/server/test_ollama_pull.py and test_ollama_client.py.
 """
 
 from __future__ import annotations

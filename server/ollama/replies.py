@@ -1,6 +1,6 @@
 """The replies to ollama's generating requests: one JSON object, or one per line of a stream.
 
-Tested by tests/server/test_ollama_chat.py and test_ollama_generate.py.
+Tested by tests/server/test_ollama_client.py and test_ollama_routes.py.
 """
 
 from __future__ import annotations

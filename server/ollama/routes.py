@@ -1,6 +1,6 @@
 """The endpoints of ollama's API, but for its embeddings, which are in routes_embed.py.
 
-Tested by tests/server/test_ollama_chat.py, test_ollama_generate.py and test_ollama_models.py.
+Tested by tests/server/test_ollama_client.py and test_ollama_routes.py.
 """
 
 from __future__ import annotations

@@ -40,6 +40,15 @@ def test_props(server: RunningServer) -> None:
     assert props["is_sleeping"] is False
 
 
+def test_properties_cannot_be_set(server: RunningServer) -> None:
+    error = server.post("/props", {"a": 1}).error
+    assert error["type"] == "not_supported_error"
+    assert "set the fields of each request" in error["message"]
+    with running(config=ServerConfig(port=0, props=True)) as other:
+        assert other.ok("/props") == {"success": True}
+        assert other.post("/props", []).status == 400
+
+
 def test_slots(server: RunningServer) -> None:
     slots = server.get("/slots").json
     assert [slot["id"] for slot in slots] == [0, 1, 2, 3]

@@ -42,12 +42,6 @@ def test_replacements_exist() -> None:
             assert (method, path) in known, missing
 
 
-def test_properties_cannot_be_set(server: RunningServer) -> None:
-    error = server.post("/props", {"a": 1}).error
-    assert error["type"] == "not_supported_error"
-    assert "set the fields of each request" in error["message"]
-
-
 @pytest.mark.parametrize(
     ("path", "nearest"),
     [

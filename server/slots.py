@@ -1,0 +1,53 @@
+"""What the request in a slot does, in the shape of GET /slots, without its texts.
+
+Knows no route. Tested by tests/server/test_slots.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Final
+
+from ..runtime.engine.ticket import RunningJob
+
+Json = dict[str, Any]
+
+# options with texts of the client, or with many numbers
+_HIDDEN: Final = frozenset({"logit_bias", "dry_sequence_breakers", "reasoning_budget_message"})
+
+
+def slot_json(id: int, n_ctx: int, job: RunningJob | None) -> Json:
+    """An element of GET /slots."""
+    found: Json = {
+        "id": id,
+        "n_ctx": n_ctx,
+        "speculative": False,
+        "is_processing": job is not None,
+    }
+    if job is None:
+        return found
+    return found | {
+        "id_task": job.id,
+        "n_prompt_tokens": job.n_prompt,
+        "n_prompt_tokens_processed": job.n_evaluated - job.n_cached,
+        "n_prompt_tokens_cache": job.n_cached,
+        "params": _params(job),
+        "next_token": [
+            {
+                "has_next_token": True,
+                "has_new_line": job.has_new_line,
+                "n_remain": job.n_left,
+                "n_decoded": job.n_predicted,
+            }
+        ],
+    }
+
+
+def _params(job: RunningJob) -> Json:
+    values = {
+        field.name: getattr(options, field.name)
+        for options in (job.sampling, job.params)
+        for field in fields(options)
+        if field.name not in _HIDDEN
+    }
+    return values | {"seed": job.seed, "max_tokens": job.params.n_predict}
