@@ -244,6 +244,16 @@ class RequestOptions(TypedDict, total=False):
     """a text that ends a repeated sequence, instead of the default ones; may be repeated; none:
     no text (default: \n : \" *)
     """
+    mirostat: int | None
+    """version of Mirostat, which replaces all samplers but the temperature; 0: off (default: 0)"""
+    mirostat_eta: float | None
+    """learning rate of Mirostat (default: 0.1)"""
+    mirostat_tau: float | None
+    """surprise of a token, in bits, that Mirostat aims at (default: 5.0)"""
+    adaptive_target: float | None
+    """probability that adaptive_p prefers, if --samplers names it; below 0: off (default: -1.0)"""
+    adaptive_decay: float | None
+    """weight of earlier tokens in adaptive_p (default: 0.9)"""
     min_keep: int | None
     """minimum number of candidates after top_p, min_p, typ_p and xtc (default: 0)"""
     logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]] | None

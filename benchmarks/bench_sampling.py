@@ -34,6 +34,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "typical, no top_k": {"top_k": 0, "typical_p": 0.9},
     "xtc, top_n_sigma": {"xtc_probability": 0.5, "top_n_sigma": 2},
     "dry": {"dry_multiplier": 0.8},
+    "mirostat 1": {"mirostat": 1},
+    "mirostat 2": {"mirostat": 2},
+    "adaptive_p": {"samplers": ("min_p", "adaptive_p"), "adaptive_target": 0.3},
 }
 
 
@@ -42,6 +45,8 @@ class EqualTokens:
 
     def __init__(self, n_tokens: int) -> None:
         self.n_tokens = n_tokens
+        self.eog: frozenset[int] = frozenset((0,))
+        self.eos = self.eot = 0
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False

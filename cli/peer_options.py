@@ -191,19 +191,10 @@ SPECULATIVE: Final = (
     ),
 )
 
-ADAPTIVE: Final = "adaptive-p is not supported: leave it out, or use --xtc-probability"
-MIROSTAT: Final = "Mirostat is not supported: use --temp with --top-p or --min-p"
-NO_MIROSTAT: Final = "it is used only with --mirostat, which is off"
-
 REQUEST: Final = (
     only("on", "-cb --cont-batching / -nocb --no-cont-batching",
          "requests are always batched continuously",
          "requests are always batched continuously: -np 1 runs one at a time"),
-    only("-1 -1.0", "--adaptive-target N", "adaptive-p is off", ADAPTIVE),
-    no_effect("--adaptive-decay N", "it is used only with --adaptive-target, which is off"),
-    only("0", "--mirostat N", "Mirostat is off", MIROSTAT),
-    no_effect("--mirostat-lr N", NO_MIROSTAT),
-    no_effect("--mirostat-ent N", NO_MIROSTAT),
     no_effect("-bs --backend-sampling", "samplers run on the CPU; the text is the same"),
     no_effect("--cache-reuse N", "common prefixes are reused; text behind a change is evaluated"),
     refused("-sp --special", 'not supported yet: HTTP replies have the ids with "return_tokens"'),

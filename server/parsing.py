@@ -34,7 +34,6 @@ N_FIELDS_MAX: Final = 1000  # of a body; checks of the names are single calls
 # accepted, without effect: hints, labels, and switches of features that are always on or off
 MEANINGLESS: Final = frozenset(
     {
-        *("adaptive_decay", "mirostat_eta", "mirostat_tau"),  # of samplers that are refused
         *("backend_sampling", "guided_decoding_backend", "n_cache_reuse"),
         *("metadata", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
@@ -43,14 +42,12 @@ MEANINGLESS: Final = frozenset(
 )
 # not supported: refused unless the value is one of these, which request nothing
 UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
-    "adaptive_target": (-1,),
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
     "guided_whitespace_pattern": (),
-    "mirostat": (0,),
     "modalities": (["text"],),
     "multimodal_data": ([],),
     "prompt_name": (),

@@ -17,6 +17,7 @@ from ..outputs import I32Array
 from .candidates import Candidates
 from .dist import MersenneTwister, choose
 from .softmax import F32Array, IdArray, exps
+from .surprise import AdaptiveP, Mirostat
 
 SamplerStep: TypeAlias = Callable[[Candidates], Candidates]
 
@@ -84,7 +85,11 @@ class NumpyChain:
                 raise no_token_left(mask)
             weights = exps(c.logits)
             self._last = c.ids, weights
-            return int(c.ids[choose(weights, u)])
+            chosen = choose(weights, u)
+            for step in self._steps:
+                if isinstance(step, Mirostat | AdaptiveP):
+                    step.chose(weights, chosen)
+            return int(c.ids[chosen])
 
     def last(self) -> tuple[IdArray, F32Array]:
         """See Chain."""

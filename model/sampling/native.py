@@ -23,9 +23,11 @@ from ..outputs import I32Array
 from .chain import SamplerStep, invalid_logits, no_token_left
 from .dist import MersenneTwister
 from .dry import DryPenalty
+from .infill import Infill
 from .penalties import RepeatPenalties, logit_bias
 from .row_table import RowTable, address_of
 from .softmax import F32Array, IdArray
+from .surprise import AdaptiveP, Mirostat
 from .temperature import dynamic_temperature, dynamic_temperature_limits, temperature
 from .truncation import least_log, min_p, top_k, top_n_sigma, top_p, typical
 from .xtc import Xtc
@@ -125,8 +127,38 @@ class _Xtc(_NativeStep):
             self._step.coin.uniform_float()
 
 
+class _Infill(_NativeStep):
+    def __init__(self, step: Infill) -> None:
+        texts = step.texts
+        arrays: Sequence[npt.NDArray[Any]] = (texts.bytes, texts.ends, texts.ends_text)
+        addresses = [address_of(each) for each in arrays]
+        super().__init__(kernels.sample_infill, (*addresses, step.end))
+        self._arrays = arrays  # as in _Bias
+
+
+class _Learning(_NativeStep):
+    """A step with a state that the kernel `end` writes after the draw."""
+
+    def __init__(self, step: Mirostat | AdaptiveP) -> None:
+        self._state = step.state  # as in _Bias
+        state = address_of(step.state)
+        if isinstance(step, AdaptiveP):
+            super().__init__(kernels.sample_adaptive_p, (state, float(step.target)))
+            self.end = _NativeStep(kernels.sample_adaptive_p_end, (state, float(step.decay)))
+            return
+        is_second = step.version == 2
+        begin = kernels.sample_mirostat_2 if is_second else kernels.sample_mirostat_1
+        super().__init__(begin, (state,))
+        numbers = float(step.tau), float(step.eta)
+        self.end = _NativeStep(kernels.sample_mirostat_end, (state, *numbers))
+
+
 def _translated(step: SamplerStep) -> _NativeStep:
     match step:
+        case Infill():
+            return _Infill(step)
+        case Mirostat() | AdaptiveP():
+            return _Learning(step)
         case RepeatPenalties():
             return _Penalties(step)
         case DryPenalty():
@@ -154,7 +186,10 @@ class NativeChain:
     def __init__(self, steps: Sequence[SamplerStep], n_vocab: int, seed: int) -> None:
         """`seed` is that of the random numbers. Raise BackendError if a kernel cannot be
         compiled."""
-        natives = [*map(_translated, steps), _NativeStep(kernels.sample_draw, ())]
+        before = [*map(_translated, steps)]
+        after = [native.end for native in before if isinstance(native, _Learning)]
+        natives = [*before, _NativeStep(kernels.sample_draw, ()), *after]
+        self._kept = natives  # the memory of their addresses
         load_all((*_ALWAYS, *(native.kernel for native in natives)))
         self._block = np.zeros(_words(len(natives)), np.int64)
         self._ints = self._block.data

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ...base.errors import RequestError
 from ...base.options import FLOAT_MAX, Options, Shortcut, option, real, refused, whole
 
 # order and letters (`--sampler-seq`): common_sampler_type_to_chr in llama.cpp's common/sampling.cpp
@@ -29,7 +28,11 @@ _LETTERS: Final = {
     "t": "temperature",
 }
 DEFAULT_SAMPLERS: Final = tuple(_LETTERS.values())
-_ALIASES: Final = {name: name for name in DEFAULT_SAMPLERS} | {
+# only if they are named
+_MORE_LETTERS: Final = {"a": "adaptive_p", "i": "infill"}
+_ALL_LETTERS: Final = _LETTERS | _MORE_LETTERS
+SAMPLERS: Final = tuple(_ALL_LETTERS.values())
+_ALIASES: Final = {name: name for name in SAMPLERS} | {
     "topk": "top_k",
     "topp": "top_p",
     "nucleus": "top_p",
@@ -39,13 +42,12 @@ _ALIASES: Final = {name: name for name in DEFAULT_SAMPLERS} | {
     "typical_p": "typ_p",
     "temp": "temperature",
 }
-_ABSENT_LETTERS: Final = {"a": "adaptive_p", "i": "infill"}
-_ABSENT: Final = frozenset({*_ABSENT_LETTERS.values(), "mirostat"})
 
 DEFAULT_DRY_BASE: Final = 1.75
 N_SAMPLERS_MAX: Final = 64  # each sampler takes time for every token
 N_BIASES_MAX: Final = 65536  # also after their texts are tokenized
 N_BREAKERS_MAX: Final = 128  # each breaker is searched in the whole vocabulary
+DECAY_MAX: Final = 0.99  # of adaptive_p
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -79,10 +81,8 @@ def count(default: int, *flags: str, help: str, clamp: bool = False) -> Any:
 
 def _sampler(name: str) -> str:
     known = name.replace("-", "_")
-    if known in _ABSENT:
-        raise _absent(name)
     if known not in _ALIASES:
-        raise refused("samplers", name, f"one of {', '.join(DEFAULT_SAMPLERS)}")
+        raise refused("samplers", name, f"one of {', '.join(SAMPLERS)}")
     return _ALIASES[known]
 
 
@@ -127,23 +127,16 @@ def _strings(name: str, value: object, n_max: int) -> tuple[str, ...]:
     return strings
 
 
-def _absent(name: str) -> RequestError:
-    have = ", ".join(DEFAULT_SAMPLERS)
-    return RequestError(f"samplers: {name} is not supported: must be one of {have}")
-
-
 def samplers_from_chars(chars: str) -> tuple[str, ...]:
     """Return the samplers for the letters of `--sampler-seq` (or of a string as `samplers`).
 
     Raises RequestError for an unknown letter.
     """
     for char in chars:
-        if char in _ABSENT_LETTERS:
-            raise _absent(_ABSENT_LETTERS[char])
-        if char not in _LETTERS:
-            letters = ", ".join(f"{c} ({name})" for c, name in _LETTERS.items())
+        if char not in _ALL_LETTERS:
+            letters = ", ".join(f"{c} ({name})" for c, name in _ALL_LETTERS.items())
             raise refused("samplers", char, f"the letters {letters}")
-    return tuple(_LETTERS[char] for char in chars)
+    return tuple(_ALL_LETTERS[char] for char in chars)
 
 
 def parse_breaker(text: str) -> tuple[str, ...]:
@@ -248,6 +241,30 @@ class SamplingParams(Options):
         help="a text that ends a repeated sequence, instead of the default ones; may be repeated; "
         "none: no text",
         default_text=r"\n : \" *",
+    )
+    mirostat: int = option(
+        0,
+        "--mirostat",
+        low=0,
+        high=2,
+        help="version of Mirostat, which replaces all samplers but the temperature; 0: off",
+    )
+    mirostat_eta: float = number(0.1, "--mirostat-lr", help="learning rate of Mirostat")
+    mirostat_tau: float = number(
+        5.0, "--mirostat-ent", help="surprise of a token, in bits, that Mirostat aims at"
+    )
+    adaptive_target: float = number(
+        -1.0,
+        "--adaptive-target",
+        help="probability that adaptive_p prefers, if --samplers names it; below 0: off",
+    )
+    adaptive_decay: float = option(
+        0.9,
+        "--adaptive-decay",
+        low=0,
+        high=DECAY_MAX,
+        clamp=True,
+        help="weight of earlier tokens in adaptive_p",
     )
     min_keep: int = count(0, help="minimum number of candidates after top_p, min_p, typ_p and xtc")
     logit_bias: tuple[tuple[int, float], ...] = option(

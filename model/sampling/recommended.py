@@ -30,6 +30,9 @@ _KEYS: Final = {
     "repeat_last_n": "penalty_last_n",
     "repeat_penalty": "penalty_repeat",
     "samplers": "sequence",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
 }
 
 
@@ -49,8 +52,6 @@ def recommended_sampling(metadata: Metadata) -> dict[str, Any]:
             log.warning(f"the file's {PREFIX}{key} is ignored: {e}")
         else:
             found[field] = value
-    if metadata.get(f"{PREFIX}mirostat", 0) != 0:
-        log.warning(f"the file's {PREFIX}mirostat is ignored: Lamella does not support it")
     return found
 
 

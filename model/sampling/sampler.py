@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property, partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -21,18 +21,25 @@ from ..outputs import Row, TopLogits
 from .breakers import BreakerVocab, find_breakers
 from .chain import Chain, NumpyChain, SamplerStep
 from .dry import DryPenalty
+from .infill import Infill, InfillVocab
 from .native import NativeChain
 from .params import SamplingParams
 from .penalties import RepeatPenalties, logit_bias
 from .softmax import F32Array, IdArray, rounded
+from .surprise import AdaptiveP, Mirostat
 from .temperature import dynamic_temperature, temperature
 from .truncation import min_p, top_k, top_n_sigma, top_p, typical
 from .xtc import Xtc
 
-SamplerVocab: TypeAlias = BreakerVocab
+
+class SamplerVocab(BreakerVocab, InfillVocab, Protocol):
+    """What samplers need of a vocabulary."""
+
 
 _RANDOM_SEED: Final = 2**32 - 1  # LLAMA_DEFAULT_SEED, which is -1
-_KEEP_THE_LARGEST: Final = frozenset({"top_n_sigma", "top_k", "top_p", "min_p", "temperature"})
+_KEEP_THE_LARGEST: Final = frozenset(
+    {"top_n_sigma", "top_k", "top_p", "min_p", "temperature", "mirostat", "adaptive_p"}
+)
 
 
 class Sampler:
@@ -46,8 +53,12 @@ class Sampler:
     n_top: int  # number of largest logits that `sample` needs; 0 if it needs all
     remembers: bool  # `accept` has an effect
 
-    def __init__(self, params: SamplingParams, vocab: SamplerVocab) -> None:
+    def __init__(
+        self, params: SamplingParams, vocab: SamplerVocab, *, is_constrained: bool = False
+    ) -> None:
         """Build the chain, and compile kernels that are not cached unless LAMELLA_NO_JIT is set.
+
+        `is_constrained`: there will be masks, so no step may choose a token by itself.
 
         Raises:
             RequestError: `logit_bias` has tokens outside of `vocab`, or bans all tokens.
@@ -58,8 +69,9 @@ class Sampler:
         # never _RANDOM_SEED itself, so that the reported seed reproduces the text
         self.seed = secrets.randbelow(_RANDOM_SEED) if seed == _RANDOM_SEED else seed
         self._n_vocab = vocab.n_tokens
-        names = ("logit_bias", *params.samplers)
-        chain = [(name, _step(name, params, vocab, self.seed)) for name in names]
+        params, names = _chain(params)
+        may_end = not is_constrained
+        chain = [(name, _step(name, params, vocab, self.seed, may_end)) for name in names]
         self._steps = [step for _, step in chain if step is not None]
         self._memories = [s for s in self._steps if isinstance(s, RepeatPenalties | DryPenalty)]
         self.remembers = bool(self._memories)
@@ -115,7 +127,19 @@ class Sampler:
         return self.chain.draw(top.logits, ids=top.ids)
 
 
-def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> SamplerStep | None:
+def _chain(p: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
+    """Return the parameters in effect, and the names of the steps. Mirostat replaces the samplers
+    but for the temperature. Adaptive-P is always last, as it learns from the draw."""
+    if p.mirostat:
+        return replace(p, dynatemp_range=0.0), ("logit_bias", "temperature", "mirostat")
+    others = [name for name in p.samplers if name != "adaptive_p"]
+    last = ["adaptive_p"] if "adaptive_p" in p.samplers else []
+    return p, ("logit_bias", *others, *last)
+
+
+def _step(
+    name: str, p: SamplingParams, vocab: SamplerVocab, seed: int, may_end: bool
+) -> SamplerStep | None:
     """Return the sampler `name` with a request's parameters, or None if they make it neutral."""
     match name:
         case "logit_bias" if p.logit_bias:
@@ -145,6 +169,14 @@ def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Sampl
             return partial(dynamic_temperature, t=p.temperature, delta=span, exponent=exponent)
         case "temperature" if p.temperature != 1:
             return partial(temperature, t=p.temperature)
+        case "infill":
+            end = vocab.eos if vocab.eot is None else vocab.eot
+            is_banned = any(pair == (end, -np.inf) for pair in p.logit_bias)
+            return Infill(vocab, may_end=may_end and not is_banned)
+        case "mirostat":
+            return Mirostat(p.mirostat, p.mirostat_tau, p.mirostat_eta, vocab.n_tokens)
+        case "adaptive_p" if p.adaptive_target >= 0:
+            return AdaptiveP(p.adaptive_target, p.adaptive_decay)
     return None
 
 

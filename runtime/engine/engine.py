@@ -238,7 +238,8 @@ class Engine:
             raise ContextSizeError(n_prompt, self.n_ctx)
 
     def _sampler(self, job: Job) -> Sampler:
-        return Sampler(self._sampling(job), self.vocab)
+        is_constrained = (job.grammar or job.params.grammar.spec) is not None
+        return Sampler(self._sampling(job), self.vocab, is_constrained=is_constrained)
 
     def _matcher(self, job: Job) -> Matcher | None:
         spec = job.grammar or job.params.grammar.spec

@@ -30,6 +30,9 @@ class ToyVocab:
         self.texts = list(texts)
         self.n_tokens = len(self.texts)
         self.n_decoded = 0
+        self.eog: frozenset[int] = frozenset()
+        self.eos: int | None = None
+        self.eot: int | None = None
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -51,7 +54,6 @@ class ToyVocab:
         return b"".join(self.texts[i] for i in ids).decode(errors="replace")
 
     def piece(self, token: int, /, *, special: bool = False) -> bytes:
-        assert special
         return self.texts[token]
 
 

@@ -222,9 +222,16 @@ def test_another_thread_runs_during_a_long_call() -> None:
 
 def test_every_kernel_is_used_by_some_chain() -> None:
     used = {"sample_rows", "sample_sort"}
-    for values in ({"logit_bias": [(0, 1.0)], "repeat_penalty": 2.0}, {"dynatemp_range": 1.0}):
-        on = {"typical_p": 0.5, "top_n_sigma": 1, "xtc_probability": 0.5}
-        native, _ = pair(SamplingParams(**on, **values), VOCABS[16])  # type: ignore[arg-type]
+    chains: list[dict[str, Any]] = [
+        {"logit_bias": [(0, 1.0)], "repeat_penalty": 2.0},
+        {"dynatemp_range": 1.0},
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"samplers": ("infill", "adaptive_p"), "adaptive_target": 0.5},
+    ]
+    for values in chains:
+        on: dict[str, Any] = {"typical_p": 0.5, "top_n_sigma": 1, "xtc_probability": 0.5}
+        native, _ = pair(SamplingParams(**(on | values)), VOCABS[16])
         chain = native.chain
         assert isinstance(chain, NativeChain)
         addresses = {chain._ints[i] for i in range(state.STEPS, len(chain._ints))}

@@ -38,6 +38,11 @@ def test_defaults_are_llama_server_s() -> None:
         "dry_allowed_length": 2,
         "dry_penalty_last_n": 64,
         "dry_sequence_breakers": ("\n", ":", '"', "*"),
+        "mirostat": 0,
+        "mirostat_eta": 0.1,
+        "mirostat_tau": 5.0,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
         "min_keep": 0,
         "logit_bias": (),
         "samplers": (
@@ -147,10 +152,14 @@ def test_messages_shorten_long_values() -> None:
     assert len(str(error.value)) < 100
 
 
-@pytest.mark.parametrize("name", ["mirostat", "adaptive_p", "adaptive-p", "infill"])
-def test_samplers_that_only_llama_server_has_are_refused(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name} is not supported: must be one of penalties"):
-        params(samplers=[name])
+def test_some_samplers_are_used_only_if_they_are_named() -> None:
+    assert params(samplers=["adaptive-p", "infill"]).samplers == ("adaptive_p", "infill")
+    assert not {"adaptive_p", "infill"} & set(params().samplers)
+    with pytest.raises(RequestError, match="samplers is 'mirostat'"):  # it has a field of its own
+        params(samplers=["mirostat"])
+    with pytest.raises(RequestError, match="mirostat is 3"):
+        params(mirostat=3)
+    assert params(adaptive_decay=1.5).adaptive_decay == 0.99
 
 
 def test_letters_name_samplers() -> None:
@@ -158,8 +167,7 @@ def test_letters_name_samplers() -> None:
     assert samplers_from_chars("tk") == ("temperature", "top_k")
     with pytest.raises(RequestError, match=r"samplers is 'z'.*k \(top_k\)"):
         samplers_from_chars("kz")
-    with pytest.raises(RequestError, match="infill is not supported: must be one of penalties"):
-        samplers_from_chars("ki")
+    assert samplers_from_chars("kia") == ("top_k", "infill", "adaptive_p")
 
 
 def test_params_are_immutable() -> None:

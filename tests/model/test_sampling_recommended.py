@@ -23,7 +23,7 @@ def recommended(path: Path, **values: Any) -> dict[str, Any]:
 def test_all_keys(tmp_path: Path) -> None:
     numbers = {"temp": 0.6, "top_p": 0.9, "min_p": 0.1, "xtc_probability": 0.5}
     numbers |= {"xtc_threshold": 0.2, "penalty_repeat": 1.1, "top_k": 20, "penalty_last_n": 5}
-    found = recommended(tmp_path / "m.gguf", **numbers, sequence="top_k;temperature", mirostat=0)
+    found = recommended(tmp_path / "m.gguf", **numbers, sequence="top_k;temperature", mirostat=2)
     assert found == {
         "temperature": 0.6,  # the shortest decimal value, not 0.6000000238
         "top_p": 0.9,
@@ -34,6 +34,7 @@ def test_all_keys(tmp_path: Path) -> None:
         "top_k": 20,
         "repeat_last_n": 5,
         "samplers": ("top_k", "temperature"),
+        "mirostat": 2,
     }
 
 
@@ -49,7 +50,7 @@ def test_most_files_recommend_nothing(tmp_path: Path) -> None:
         ("top_k", [1, 2], "top_k is "),
         ("sequence", "top_k;magic", "samplers is 'magic'"),
         ("sequence", 7, "samplers is 7"),
-        ("mirostat", 2, "general.sampling.mirostat is ignored: Lamella does not support it"),
+        ("mirostat", 3, "general.sampling.mirostat is ignored: mirostat is 3"),
     ],
 )
 def test_invalid_values_are_omitted_with_a_warning(

@@ -258,3 +258,42 @@ def test_parallel_clients_get_the_same_texts_as_alone(server: RunningServer) -> 
     with ThreadPoolExecutor(8) as clients:
         for _ in range(3):
             assert list(clients.map(generate, bodies)) == alone
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.3},
+        {"mirostat": 2, "mirostat_tau": 2.0},
+        {"samplers": ["top_k", "adaptive_p"], "adaptive_target": 0.3, "adaptive_decay": 0.5},
+        {"samplers": "ka", "adaptive_target": 0.6},
+    ],
+)
+def test_samplers_with_a_memory_give_the_same_texts_in_a_batch(
+    server: RunningServer, options: dict[str, Any]
+) -> None:
+    same = {"seed": 5, "n_predict": 24, "ignore_eos": True, **options}
+    prompts = ["ab", "the", "c", "abc", "b", "a"]
+    alone = [server.ok("/completion", prompt=prompt, **same)["content"] for prompt in prompts]
+    batch = server.ok("/completion", prompt=prompts, **same)
+    assert [one["content"] for one in batch] == alone
+    settings = batch[0]["generation_settings"]
+    assert settings["mirostat"] == options.get("mirostat", 0)
+    plain = server.ok("/completion", prompt=prompts[0], seed=5, n_predict=24, ignore_eos=True)
+    assert plain["content"] != alone[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mirostat": 3}, "mirostat"),
+        ({"mirostat": 1, "mirostat_tau": "x"}, "mirostat_tau"),
+        ({"adaptive_target": []}, "adaptive_target"),
+        ({"samplers": ["mirostat"]}, "samplers is 'mirostat'"),
+    ],
+)
+def test_invalid_values_of_samplers_with_a_memory(
+    server: RunningServer, options: dict[str, Any], message: str
+) -> None:
+    error = server.post("/completion", {"prompt": "a", **options}).error
+    assert error["code"] == 400 and message in error["message"]

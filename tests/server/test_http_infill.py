@@ -105,6 +105,12 @@ def test_the_suffix_may_come_first(tmp_path: Path) -> None:
         assert found == f"{S}cd{P}abx{M}"
 
 
+def test_the_infill_sampler(plain: Played) -> None:
+    body = {"input_prefix": "ab", "input_suffix": "", "samplers": ["top_k", "infill"]}
+    assert plain.server.ok("/infill", **body)["content"] == ANSWER
+    assert plain.server.ok("/infill", **body, grammar="root ::= [^z]*")["content"] == ANSWER
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_line_with_less_indentation_ends_the_text(plain: Played, stream: bool) -> None:
     body = {"input_prefix": "ab", "input_suffix": "", "n_indent": 4, "stream": stream}

@@ -21,6 +21,7 @@ from .rows import exps, largest
 from .select import group_maxima, largest_of_groups
 from .state import (
     BROKEN,
+    CHOSEN,
     DONE,
     IDS,
     KEPT,
@@ -82,7 +83,9 @@ def sample_draw(s, q, _):
         put(s, STATUS, NOTHING_LEFT)
         return
     exps(word(s, LOGITS), n, best, word(s, WEIGHTS))
-    put(s, TOKEN, id_at(s, _choose(word(s, WEIGHTS), n, load_f64(s + 8 * U))))
+    chosen = _choose(word(s, WEIGHTS), n, load_f64(s + 8 * U))
+    put(s, CHOSEN, chosen)
+    put(s, TOKEN, id_at(s, chosen))
 
 
 @inlined

@@ -44,7 +44,8 @@ KEPT: Final = 26  # MASK if all logits are candidates, but only the allowed ones
 N_FIRST: Final = 27  # k of top_k, if the steps before it only change single logits; else 0
 TWISTER: Final = 28  # address of the generator that U comes from, see twister.py; 0: U is given
 N_STEPS: Final = 29
-STEPS: Final = 30  # the steps, STEP_WORDS each
+CHOSEN: Final = 30  # the index of the candidate that was drawn
+STEPS: Final = 31  # the steps, STEP_WORDS each
 STEP_WORDS: Final = 2
 
 # a status
