@@ -90,7 +90,7 @@ SERVED: Final = (
     *responses.ROUTES,
     *ollama.ROUTES,
 )
-ROUTES: Final = (*SERVED, *routes_missing.ROUTES)
+ROUTES: Final = (*SERVED, *ollama.LISTS, *routes_missing.ROUTES)
 
 
 def create_app(

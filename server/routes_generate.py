@@ -45,6 +45,7 @@ from .tasks import GenerationTask
 from .writing import json_reply, write
 
 STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx: pass each event on immediately
 }
@@ -209,7 +210,7 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
         frames += replies.ping_bytes()
     updates = apply_events(events, replies.choices)
     frames += b"".join(replies.frames(*update) for update in updates)
-    response = web.StreamResponse(headers={"Content-Type": replies.content_type, **STREAM_HEADERS})
+    response = web.StreamResponse(headers={**STREAM_HEADERS, "Content-Type": replies.content_type})
     await response.prepare(request)
     send = partial(write, request, response)
     try:

@@ -144,13 +144,16 @@ async def show(request: web.Request) -> web.Response:
     return json_response(await work_on_body(request, work))
 
 
+# those of a request that names its model, which a server of several models passes on
 ROUTES: Final = (
     web.post("/api/chat", partial(_generate, CHAT, NO_MESSAGE)),
     web.post("/api/generate", partial(_generate, GENERATE, {"response": ""})),
+    web.post("/api/show", show),
+)
+LISTS: Final = (
     web.get("/api/version", version),
     web.get("/api/tags", tags),
     web.get("/api/ps", ps),
-    web.post("/api/show", show),
     web.post("/api/pull", pull),
     web.delete("/api/delete", delete),
 )

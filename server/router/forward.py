@@ -24,8 +24,8 @@ from ..error_shapes import ANTHROPIC, shape_of
 from ..http_errors import error_body, status_and_body
 from ..request_ids import ID_HEADER, REQUEST_ID
 from ..request_log import record_of
-from ..sse import event_bytes
-from ..state import STATE
+from ..sse import event_bytes, line_bytes, named_event_bytes
+from ..state import STATE, own_path
 from ..writing import write
 from .body import model_in
 from .child import ORIGIN, Child
@@ -33,6 +33,7 @@ from .member import Member, State
 from .router import ROUTER
 
 EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
 END_OF_EVENT: Final = b"\n\n"
 N_PART_BYTES: Final = 256 * 1024  # of a body that is sent
 
@@ -220,7 +221,7 @@ async def _ended(child: Child, cause: Exception) -> UnavailableError:
 async def _break_off(
     request: web.Request, response: web.StreamResponse, error: LamellaError
 ) -> None:
-    """End a reply that has begun with an error event. One that is no stream is cut.
+    """End a stream that has begun with an error event, or line. A reply that is no stream is cut.
 
     Raises:
         ConnectionError: it was cut.
@@ -228,12 +229,17 @@ async def _break_off(
     body = status_and_body(error)[1]
     record = record_of(request)
     record.end, record.kind = body["error"]["message"], body["error"]["type"]
+    if response.content_type == LINES:
+        error_line = shape_of(own_path(request)).body(error, body, request[REQUEST_ID])
+        await write(request, response, line_bytes(error_line))
+        return
     if response.content_type != EVENTS:
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(record.end)
-    shape = shape_of(request.path)
+    shape = shape_of(own_path(request))
     event = shape.body(error, body, request[REQUEST_ID])
     is_named = shape is ANTHROPIC or "/responses" in request.path
     event = {"type": "error"} | event if is_named else event
-    await write(request, response, event_bytes(event, is_named=is_named))
+    encode = named_event_bytes if is_named else event_bytes
+    await write(request, response, encode(event))

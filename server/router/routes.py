@@ -18,6 +18,7 @@ from ..bodies import work_on_body
 from ..draining import STOPPING
 from ..http_errors import unavailable
 from ..metrics import CONTENT_TYPE
+from ..ollama import routes as ollama
 from ..parsing import parse_object
 from ..replies import SYSTEM_FINGERPRINT
 from ..routes import json_response, live
@@ -36,6 +37,11 @@ Json = dict[str, Any]
 
 DOWNLOADS: Final = Missing(
     "downloads by the server", "`lamella pull MODEL`, and a section of --models-preset", ()
+)
+LISTS: Final = Missing(
+    "ollama's lists and downloads in a server of several models",
+    "GET /v1/models, and `lamella pull` and `lamella rm`",
+    (),
 )
 
 
@@ -171,6 +177,12 @@ OWN: Final = (
     web.get("/v1/models/{name:.+}", models),
     web.post("/models", partial(refuse, DOWNLOADS)),
     web.delete("/models", partial(refuse, DOWNLOADS)),
+    *(
+        web.route("*", route.path, partial(refuse, LISTS))
+        for route in ollama.LISTS
+        if route.handler is not ollama.version
+    ),
+    web.get("/api/version", ollama.version),
 )
 
 
