@@ -67,7 +67,7 @@ def test_token_ids_of_any_sequence(model: lamella.Model) -> None:
         ({"max_new_tokens": 1}, "did you mean max_tokens?"),
         ({"repetition_penalty": 1}, "did you mean repeat_penalty?"),
         ({"stop_sequences": ["a"]}, "did you mean stop?"),
-        ({"xyz": 1}, "unknown option 'xyz'; options are n_predict, ignore_eos, "),
+        ({"xyz": 1}, "unknown option 'xyz'; options are n_predict, context_shift, "),
         ({"stream": True}, "stream is not an option: call complete_stream or chat_stream"),
         ({"n": 2}, "n is not an option: call once for each text"),
         ({"functions": [{}]}, "functions is not an option: give tools"),

@@ -116,10 +116,10 @@ def test_a_queue_that_becomes_full_during_a_submission(
 ) -> None:
     engine = make_engine(FakeContext(), max_waiting=1)
 
-    def overtaken(params: SamplingParams, vocab: Vocab) -> Sampler:
+    def overtaken(params: SamplingParams, vocab: Vocab, *, is_constrained: bool) -> Sampler:
         monkeypatch.undo()
         engine.submit(job(Recorder()))
-        return Sampler(params, vocab)
+        return Sampler(params, vocab, is_constrained=is_constrained)
 
     monkeypatch.setattr("lamella.runtime.engine.engine.Sampler", overtaken)
     with pytest.raises(OverloadedError):

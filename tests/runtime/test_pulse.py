@@ -118,6 +118,7 @@ class EmbeddingContext:
     """Fails while `error` is set."""
 
     error: Exception | None = None
+    n_graphs_built = 0
 
     def check(self, text: Sequence[int], what: str) -> None: ...
     def lower_priority(self) -> None: ...

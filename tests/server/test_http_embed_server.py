@@ -121,8 +121,10 @@ def test_keys_guard_all_requests_for_vectors() -> None:
     config = ServerConfig(port=0, api_keys=("secret",))
     with running(make_embedder, config) as server:
         for path in (route.path for route in ROUTES):
-            error = server.post(path, {"inputs": "a", "input": "a"}).error
-            assert error["type"] == "authentication_error", path
+            refused = server.post(path, {"inputs": "a", "input": "a"})
+            assert refused.status == 401, path
+            if not path.startswith("/api/"):  # ollama's errors are texts
+                assert refused.error["type"] == "authentication_error", path
         reply = server.call("POST", "/", {"inputs": "a"}, {"X-Api-Key": "secret"})
         assert len(reply.json) == 1
         assert server.get("/").status == 200

@@ -31,16 +31,22 @@ def stories() -> Iterator[RunningServer]:
 
 
 @pytest.mark.parametrize("n_discard", [-1, -(2**31), 2**31 - 1])
-@pytest.mark.parametrize("n_keep", [0, -1, 5])
+@pytest.mark.parametrize("n_keep", [0, -1, 5, 2**31 - 1])
 def test_n_discard_when_the_context_is_full(
     server: RunningServer, n_discard: int, n_keep: int
 ) -> None:
     """The peer moves its cells then."""
     body = {"prompt": "a b c", "n_predict": -1, "ignore_eos": True, "temperature": 0}
     before = server.ok("/completion", **body)
-    after = server.ok("/completion", **body, n_discard=n_discard, n_keep=n_keep)
     assert before["tokens_predicted"] > server.model.n_ctx - 20
-    assert after["content"] == before["content"] and after["stop_type"] == "limit"
+    shift = {"context_shift": True, "n_discard": n_discard, "n_keep": n_keep}
+    if n_discard < 0:
+        refused = server.post("/completion", {**body, **shift})
+        assert refused.status == 400 and "n_discard" in refused.error["message"]
+        return
+    after = server.ok("/completion", **body, **shift)
+    assert after["content"].startswith(before["content"]) and after["stop_type"] == "limit"
+    assert (after["truncated"], after["tokens_predicted"]) == (True, server.model.n_ctx)
 
 
 INVALID_SCHEMAS: dict[str, dict[str, Any]] = {
