@@ -209,7 +209,7 @@ MEDIA: Final = "images and audio are not supported yet"
 TOOLS: Final = "the server runs no tools"
 PAGE: Final = "the chat page keeps its settings in the browser"
 NO_MCP: Final = "the chat page calls no MCP servers"
-NO_SLOTS: Final = "requests share one pool of pages: there are no slots"
+NO_SLOTS: Final = "requests share one pool of pages: any of them finds any prefix"
 PRESET: Final = "presets are not supported: name the model with -hf"
 LATER: Final = "not supported yet"
 

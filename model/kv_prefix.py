@@ -164,15 +164,15 @@ class PrefixTree:
         return node
 
     def forget(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> int:
-        """Remove the pages of `tokens` that no longer prefix needs. Return the number of tokens of
-        `tokens` that are no longer in the tree."""
+        """Remove the pages of `tokens` that no longer prefix needs. Return how many of these tokens
+        left the tree."""
         node, raw, begin = self._roots.get(identity), _raw(tokens), 0
         while node is not None and begin < len(raw):
             child = self._child(node, raw[begin : begin + self._n_bytes])
-            if child is None:
+            if child is None or begin + len(child.key) > len(raw):
                 break
             node, begin = child, begin + len(child.key)
-        n_known = n = min(begin, len(raw)) // TOKEN_BYTES
+        n_known = n = begin // TOKEN_BYTES
         while node is not None and node.parent is not None and not node.children:
             parent = node.parent
             self._remove(node)

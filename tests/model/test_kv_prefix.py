@@ -299,6 +299,18 @@ def test_pages_of_failed_work_leave_the_tree() -> None:
         pages.free()
 
 
+def test_a_forgotten_prefix_leaves_what_others_need() -> None:
+    w = World(60)
+    w.run(*range(10))
+    w.run(*range(8), 20, 21, 22)  # both share two pages of 4
+    assert w.tree.forget([*range(8), 20]) == 0  # within a page of a longer prefix
+    assert longest(w.tree, [*range(8), 20, 21, 22]) == 11
+    assert w.tree.forget(range(10)) == 2
+    assert longest(w.tree, [*range(10)]) == 8
+    assert w.tree.forget([*range(8), 20, 21, 22]) == 11
+    assert len(w.tree) == 0
+
+
 def test_confirmed_pages_stay() -> None:
     w = World(40, [Window(8)])
     seq = w.find([])
