@@ -12,4 +12,6 @@ from ..plan.params import OWN
 SCRATCH: Final = OWN  # address of the scratch memory that all calls share
 ERROR: Final = SCRATCH + 1  # address of the error report
 CALL: Final = ERROR + 1  # number of this call
-N_WORDS: Final = CALL + 1
+N_BLOCKS: Final = CALL + 1  # blocks of this call in the grid's first dimension
+N_WORDS: Final = N_BLOCKS + 1
+MAX_PARTS: Final = 4  # launches that may be merged into one

@@ -1,14 +1,17 @@
 """The CUDA plan: a split's nodes compiled to a list of kernel launches over fixed addresses.
 
+Steps that follow each other and do not depend on each other become one launch, if they have the
+same kernel and it merges: the products of queries, keys and values, for example.
 Knows no backend: `address_of(node, tensor)` is the address of a tensor, `workspace(size)` that of
 scratch memory. Tested by tests/kernels/test_cuda_plan.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -16,21 +19,25 @@ from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ..plan.params import Words, write_params
-from ..plan.steps import AddressOf, index_error
-from ..plan.timing import Part, parts_of
+from ..plan.steps import AddressOf, Step, depends, index_error
+from ..plan.timing import Part, merged_part, parts_of
 from .driver import Address, Function, Gpu, Stream
 from .kernel_set import KERNELS
 from .library import Library
-from .params import CALL, ERROR, N_WORDS, SCRATCH
-from .table import Dim3
+from .params import CALL, ERROR, MAX_PARTS, N_BLOCKS, N_WORDS, SCRATCH
+from .table import CudaCall, Dim3
 
 ALIGNMENT = 256  # alignment of scratch memory; kernels need 16 bytes
 
 
+Steps = Sequence[Step[CudaCall]]
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch, ready to run."""
+    """One kernel launch, ready to run. It computes `n_steps` consecutive steps."""
 
+    n_steps: int
     function: Function
     grid: Dim3
     block: int
@@ -61,16 +68,17 @@ class CudaPlan:
         slots, self.work_size = steps.scratch_layout(ALIGNMENT)
         begin = workspace(self.work_size) if self.work_size else 0
         slots = [begin + slot for slot in slots]
-        blocks = np.zeros((len(self.steps), N_WORDS), np.int64)
         self.launches: list[Launch] = []
         self._nodes: dict[int, Tensor] = {}  # by the number of the call
-        for step, block in zip(self.steps, blocks, strict=True):
-            call, number = step.call, next(numbers)
-            self._nodes[number] = step.node
-            write_params(block, step, address_of, slots)
-            block[SCRATCH], block[ERROR], block[CALL] = begin, error, number
-            function = library.function(call.kernel, call.shared_memory)
-            self.launches.append(Launch(function, call.grid, call.block, call.shared_memory, block))
+        for group in groups_of(self.steps):
+            words = np.zeros((MAX_PARTS if len(group) > 1 else 1, N_WORDS), np.int64)
+            for step, part in zip(group, words, strict=False):
+                number = next(numbers)
+                self._nodes[number] = step.node
+                write_params(part, step, address_of, slots)
+                part[SCRATCH], part[ERROR], part[CALL] = begin, error, number
+                part[N_BLOCKS] = step.call.grid[0]
+            self.launches.append(_launch_of([step.call for step in group], words, library))
 
     def launch(self, gpu: Gpu, stream: Stream) -> None:
         """Submit all launches to a stream."""
@@ -85,12 +93,42 @@ class CudaPlan:
     @cached_property
     def parts(self) -> list[Part]:
         """The part of the profile that each launch computes."""
-        return parts_of(self._all, self.steps)
+        steps = iter(parts_of(self._all, self.steps))
+        return [merged_part(list(islice(steps, one.n_steps))) for one in self.launches]
 
     def error_of(self, call: int, value: int, limit: int) -> BackendError | None:
         """The error that a call reported; None if the call is not one of this plan."""
         node = self._nodes.get(call)
         return None if node is None else index_error(node, value, limit)
+
+
+def groups_of(steps: Steps) -> Iterator[Steps]:
+    """The steps of each launch: as many as can be merged."""
+    group: list[Step[CudaCall]] = []
+    for step in steps:
+        if group and not (len(group) < MAX_PARTS and _may_join(step, group)):
+            yield group
+            group = []
+        group.append(step)
+    if group:
+        yield group
+
+
+def _may_join(step: Step[CudaCall], group: Steps) -> bool:
+    one, first = step.call, group[0].call
+    alike = (one.kernel, one.grid[1:], one.block) == (first.kernel, first.grid[1:], first.block)
+    is_flat = one.grid[2] == 1
+    return one.kernel.merges and alike and is_flat and not any(depends(step, s) for s in group)
+
+
+def _launch_of(calls: Sequence[CudaCall], words: Words, library: Library) -> Launch:
+    first = calls[0]
+    shared_memory = max(call.shared_memory for call in calls)
+    kernel, grid = first.kernel, first.grid
+    if len(calls) > 1:
+        kernel, grid = kernel.merged, (max(call.grid[0] for call in calls), grid[1], len(calls))
+    function = library.function(kernel, shared_memory)
+    return Launch(len(calls), function, grid, first.block, shared_memory, words.reshape(-1))
 
 
 def work_size(graph: Graph, address_of: AddressOf) -> int:

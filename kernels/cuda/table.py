@@ -7,7 +7,7 @@ no driver and no compiler. Tested by tests/kernels/test_cuda_plan.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ...graph.tensor import Tensor
@@ -39,10 +39,16 @@ class CudaSource:
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """A kernel: its source and its name there."""
+    """A kernel: its source and its name there. `merges`: independent launches of it may run as one,
+    of the kernel `merged` (MERGING_KERNEL of src/device.cuh)."""
 
     source: CudaSource
     name: str
+    merges: bool = field(default=False, compare=False)
+
+    @property
+    def merged(self) -> CudaKernel:
+        return CudaKernel(self.source, f"{self.name}_merged")
 
     def __str__(self) -> str:
         return f"{self.name} of {self.source}"

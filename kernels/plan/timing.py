@@ -75,6 +75,16 @@ def parts_of(nodes: Sequence[Tensor], steps: Sequence[Step[Any]]) -> list[Part]:
     return parts
 
 
+def merged_part(parts: Sequence[Part]) -> Part:
+    """The part of one call that computes several parts."""
+    if len(parts) == 1:
+        return parts[0]
+    assert all(part.fixed is None for part in parts), "a part of several calls was merged"
+    kind = ", ".join(dict.fromkeys(part.kind for part in parts))
+    nodes = tuple(node for part in parts for node in part.nodes)
+    return Part(kind, parts[0].kernel, nodes, tuple(t for part in parts for t in part.kept))
+
+
 def chains_of(
     nodes: Sequence[Tensor], steps: Sequence[Step[Any]]
 ) -> dict[Tensor, tuple[Tensor, ...]]:

@@ -54,6 +54,15 @@ GRID_VECTOR4(float, float4, 16)
     });                                                                             \
     static void name(const Params &p)
 
+#define MERGING_KERNEL(name, threads, blocks_per_sm)                                       \
+    static void name##_part(const Params &p);                                              \
+    KERNEL(name, threads, blocks_per_sm) { name##_part(p); }                               \
+    GRID_STATE grid::Register name##_merging(#name "_merged", threads, [](const void *p) { \
+        const Params &part = static_cast<const Merged *>(p)->parts[blockIdx.z];            \
+        if (blockIdx.x < part.n_blocks) name##_part(part);                                 \
+    });                                                                                    \
+    static void name##_part(const Params &p)
+
 #define DYNAMIC_SHARED(type, name) \
     type *const name = reinterpret_cast<type *>(grid::shared_memory)
 

@@ -40,7 +40,7 @@ from lamella.kernels.cuda.driver import (
     Module,
     Stream,
 )
-from lamella.kernels.cuda.params import ERROR, N_WORDS, SCRATCH
+from lamella.kernels.cuda.params import ERROR, MAX_PARTS, N_WORDS, SCRATCH
 from lamella.kernels.cuda.table import Dim3
 from lamella.kernels.plan.params import MAX_TENSORS, PREPARED, TENSOR_WORDS
 from lamella.kernels.plan.steps import MAX_PREPARED
@@ -339,8 +339,9 @@ class GridGpu:
             fail("INVALID_VALUE", what)
         if not 0 <= shared_memory <= f.shared_memory:
             fail("INVALID_VALUE", f"{what} of {f.shared_memory}")
-        if words.dtype != np.int64 or words.size != N_WORDS or not words.flags.c_contiguous:
-            fail("INVALID_VALUE", f"{what}: {words.size} words of parameters, not {N_WORDS}")
+        n_words = N_WORDS * (MAX_PARTS if f.name.endswith("_merged") else 1)
+        if words.dtype != np.int64 or words.size != n_words or not words.flags.c_contiguous:
+            fail("INVALID_VALUE", f"{what}: {words.size} words of parameters, not {n_words}")
         copied = words.copy()
         self._give(stream, lambda: self._run(f, grid, block, shared_memory, copied))
 
@@ -352,8 +353,8 @@ class GridGpu:
         shared_memory: int,
         words: npt.NDArray[np.int64],
     ) -> None:
-        for i in ADDRESSES:
-            at = int(words[i])
+        addresses = words.reshape(-1, N_WORDS)[:, ADDRESSES]
+        for i, at in enumerate(addresses.reshape(-1).tolist()):
             pinned = any(gpu.host_memory.has_address(at) for gpu in self.peers)
             if at and not pinned and not self.device_memory.has_address(at):
                 fail("ILLEGAL_ADDRESS", f"{f.name}: word {i} is {at:#x}: not {self.info.name}'s")

@@ -224,6 +224,7 @@ def run_kernel(
         words[PREPARED + i] = memory.address(raw[len(arrays) + i])
     words[params.SCRATCH] = memory.alloc(scratch) if scratch else 0
     words[params.ERROR], words[params.CALL] = memory.address(error), 1
+    words[params.N_BLOCKS] = grid[0]
     floats = words.view(np.float64)
     for i, value in enumerate(values):
         (floats if isinstance(value, float) else words)[PARAMS + i] = value

@@ -90,7 +90,7 @@ def test_kernels_read_every_word_at_its_place(use: Use) -> None:
     assert words[PARAMS : PARAMS + 14].tolist() == values[:14]
     assert words.view(np.float64)[PARAMS + 14] == 1.25
     assert len(set(words[[0, 18, SCRATCH, ERROR]])) == 4
-    assert words[params.CALL] == 1
+    assert words[params.CALL] == words[params.N_BLOCKS] == 1
 
 
 def test_parameters_that_do_not_fit(use: Use) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import cuda_run
 import numpy as np
 import pytest
 from backends import CPU, CUDA, FLOATS, Backend, each_backend
@@ -13,7 +14,7 @@ from reference_run import data, each_type, ids, leaf, located, normal
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, RopeMode, Tensor, ops
-from lamella.kernels.cuda.ops import rope
+from lamella.kernels.cuda.ops import heads, rope
 
 CACHES = (*FLOATS, *(GGMLType[f"Q{name}"] for name in ("4_0", "4_1", "5_0", "5_1", "8_0")))
 each_norm = pytest.mark.parametrize("norm", [ops.rms_norm, ops.norm])
@@ -41,8 +42,10 @@ def assert_same_bits(on: Backend, make: Callable[[], Sequence[Tensor]], kernels:
 
 def rope_kernels(on: Backend, mode: RopeMode) -> tuple[list[str], list[str]]:
     """The kernels of rope and set_rows, single and fused."""
-    name = f"rope_{mode.name.lower()}" if on is CPU else "rope"
-    return [f"{name}_f32" if on is CPU else name, "set_rows"], [f"{name}_set_rows"]
+    if on is CUDA:  # of few tokens
+        return ["store_heads", "store_heads"], ["store_heads"]
+    name = f"rope_{mode.name.lower()}"
+    return [f"{name}_f32", "set_rows"], [f"{name}_set_rows"]
 
 
 # --- norms ---
@@ -201,10 +204,32 @@ def test_factors_and_wide_indices(on: Backend, type: GGMLType) -> None:
 @each_type((GGMLType.F16, GGMLType.Q8_0))
 def test_cuda_blocks_of_several_heads(type: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
     for few in (1, 5 * 16):  # blocks of 2, then of 4 and, with less in the last, 5 heads
-        monkeypatch.setattr(rope, "FEW", few)
-        assert_same_bits(CUDA, lambda: keys_with_factors(type), "rope_set_rows")
-    monkeypatch.setattr(rope, "MANY_TOKENS", 2)
-    assert_same_bits(CUDA, lambda: keys_with_factors(type), "rope_set_rows")
+        monkeypatch.setattr(heads, "FEW", few)
+        assert_same_bits(CUDA, lambda: keys_with_factors(type), "store_heads")
+    for module in (heads, rope):  # single ops have their own kernels then
+        monkeypatch.setattr(module, "MANY_TOKENS", 2)
+    assert_same_bits(CUDA, lambda: keys_with_factors(type), "store_heads")
+
+
+@needs_compiler
+@pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
+def test_cuda_queries_keys_and_values_are_one_launch(reverse: bool) -> None:
+    def stored() -> list[Tensor]:
+        q, k = (
+            ops.rope(leaf(normal(3, n, 16, seed=n)), ids([5, 0, 9]), n_dims=12) for n in (6, 2)
+        )
+        where, rows = ids([1, 3, 0]), ops.reshape(k, (32, 3))
+        keys, values = (leaf(np.zeros((4, 32)), t) for t in (GGMLType.F16, GGMLType.Q8_0))
+        v = leaf(normal(3, 32, seed=1))
+        return [q, ops.set_rows(keys, rows, where), ops.set_rows(values, v, where)]
+
+    single, merged = stored(), stored()
+    for node in single:
+        cuda_run.run(located(node))
+    plan = cuda_run.run(located(*merged), reverse)
+    assert [one.n_steps for one in plan.launches] == [3]
+    for a, b in zip(single, merged, strict=True):
+        assert data(a).tobytes() == data(b).tobytes()
 
 
 @each_backend
@@ -246,4 +271,4 @@ def test_heads_of_partial_blocks(on: Backend) -> None:
 
 @needs_compiler
 def test_cuda_heads_that_do_not_fit_in_shared_memory_are_not_fused() -> None:
-    assert run(CUDA, *keys_of_blocks(32, 411)) == ["rope", "set_rows"]
+    assert run(CUDA, *keys_of_blocks(32, 411)) == ["store_heads", "set_rows"]

@@ -239,6 +239,7 @@ KERNEL(toy_words, 1, 1) {
     out[n++] = reinterpret_cast<i64>(p.scratch);
     out[n++] = reinterpret_cast<i64>(p.error);
     out[n++] = p.call;
+    out[n++] = p.n_blocks;
     out[n++] = static_cast<i64>(sizeof(Params));
 }
 

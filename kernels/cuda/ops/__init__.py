@@ -1,12 +1,13 @@
 """ops: the kernels of each op, a module for each family. Importing this fills the tables."""
 
-from . import activations, attention, data, elementwise, lora, matrix, rope, rows, sort
+from . import activations, attention, data, elementwise, heads, lora, matrix, rope, rows, sort
 
 __all__ = [
     "activations",
     "attention",
     "data",
     "elementwise",
+    "heads",
     "lora",
     "matrix",
     "rope",

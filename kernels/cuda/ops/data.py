@@ -1,5 +1,5 @@
-"""Rows by index (src/get_rows.cu, src/set_rows.cu), copies between types and layouts (src/copy.cu,
-src/convert.cu), joins.
+"""Rows by index (src/get_rows.cu), copies between types and layouts (src/copy.cu, src/convert.cu),
+joins.
 
 Copies within a type keep every bit. Conversions have the bits of `gguf.quants`.
 Tested by tests/kernels/test_data.py.
@@ -29,7 +29,6 @@ MAX_WORD: Final = 16  # bytes
 MAX_ROW: Final = 2**25  # elements; the second dimension of a grid is limited
 
 GET_ROWS: Final = CudaKernel(CudaSource.of("get_rows.cu"), "get_rows")
-SET_ROWS: Final = CudaKernel(CudaSource.of("set_rows.cu"), "set_rows")
 COPY: Final = CudaKernel(CudaSource.of("copy.cu"), "copy")
 REPEAT: Final = CudaKernel(CudaSource.of("copy.cu"), "repeat")
 CONVERT: Final = CudaKernel(CudaSource.of("convert.cu"), "convert")
@@ -60,17 +59,6 @@ def get_rows(node: Tensor) -> Sequence[CudaCall]:
     type = GGMLType.F32 if type is GGMLType.I32 else type
     grid = (node.n_rows, -(-node.ne[0] // (UNIT * BLOCK)), 1)
     return [CudaCall(GET_ROWS, grid, BLOCK, (int(type),))]
-
-
-def _can_set_rows(node: Tensor) -> bool:
-    return is_writable(node.type) and is_countable(node.src[0])
-
-
-@implements(Op.SET_ROWS, supports=_can_set_rows)
-def set_rows(node: Tensor) -> Sequence[CudaCall]:
-    b, ids, _ = node.src
-    params = (int(node.type), ids.type.type_size)
-    return [CudaCall(SET_ROWS, (b.n_rows, 1, 1), BLOCK, params)]
 
 
 # --- copies ---

@@ -1,7 +1,7 @@
 """Products of quantized weights with few columns: MUL_MAT, MUL_MAT_ID, and two with their GLU.
 
-One column has its own kernel. More than 8 columns are computed in groups; each group reads the
-weights again. Columns are in form q8 (activations.py). Tested by
+One column has its own kernel, which quantizes the column itself. More than 8 columns are computed
+in groups; each group reads the weights again. They are in form q8 (activations.py). Tested by
 tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
 """
 
@@ -119,13 +119,13 @@ def _call_of_one(
     else:
         return None
     names = _names(node)
-    source = CudaSource.of("mul_mat_one.cu", TYPE=a.type.name)
-    kernel = CudaKernel(source, f"{names.gated if gate else names.single}_one")
+    source = CudaSource.of("mul_mat_one.cu", TYPE=a.type.name, T=x.type.name)
+    merges = not gate and node.op is Op.MUL_MAT
+    kernel = CudaKernel(source, f"{names.gated if gate else names.single}_one", merges)
     most = max(1, MOST_WARPS // (names.others[0] * names.others[1]))
     grid: Dim3 = (-(-min(tiles, most) // warps), *names.others)
     params = (*(gate or (0, 0.0, 0.0)), rows, stages, chunks, batches, tiles)
-    columns = [prepared_q8(x)]
-    return CudaCall(kernel, grid, WARP * warps, params, shared, prepared=columns, tensors=tensors)
+    return CudaCall(kernel, grid, WARP * warps, params, shared, tensors=tensors)
 
 
 def _tile_rows(chunks: int) -> int:

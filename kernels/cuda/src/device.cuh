@@ -32,6 +32,18 @@ constexpr int WARP = 32;
     extern "C" __global__ void __launch_bounds__(threads, blocks_per_sm)           \
         name(const __grid_constant__ Params p)
 
+// A kernel that may also run as `name_merged`: several launches of it as one. It must use
+// p.n_blocks, not gridDim.x, and no third dimension.
+#define MERGING_KERNEL(name, threads, blocks_per_sm)                               \
+    DEVICE void name##_part(const Params &p);                                      \
+    KERNEL(name, threads, blocks_per_sm) { name##_part(p); }                       \
+    extern "C" __global__ void __launch_bounds__(threads, blocks_per_sm)           \
+        name##_merged(const __grid_constant__ Merged merged) {                     \
+        const Params &p = merged.parts[blockIdx.z];                                \
+        if (blockIdx.x < p.n_blocks) name##_part(p);                               \
+    }                                                                              \
+    DEVICE void name##_part(const Params &p)
+
 // Shared memory whose size is given at launch, aligned to 16 bytes.
 #define DYNAMIC_SHARED(type, name)                              \
     extern __shared__ uint4 dynamic_shared_memory_[];           \
@@ -207,6 +219,14 @@ struct Params {
     char *scratch;      // memory that the node's calls share
     u64 *error;         // where to report a bad index: call, value, limit
     i64 call;           // number of the call, from 1
+    i64 n_blocks;       // of the call, in the grid's first dimension
+};
+
+constexpr int MAX_PARTS = 4;
+
+// The parameter of merged launches: block z computes part z.
+struct Merged {
+    Params parts[MAX_PARTS];
 };
 
 // Report an index `value` that is not in 0 .. limit - 1. The kernel goes on without it.

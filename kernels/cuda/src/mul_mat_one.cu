@@ -1,6 +1,9 @@
 // Products of quantized weights with one column. They take most of the time of decoding one
-// sequence, and are limited by memory bandwidth. Compiled with -DTYPE=Q4_0, ... (blocks.cuh).
+// sequence, and are limited by memory bandwidth. Compiled with -DTYPE=Q4_0, ... (blocks.cuh) and
+// -DT=F32, ..., the type of the column.
 //
+// Each block quantizes the column for itself (quantize.cuh), while its first weights are on their
+// way: this takes less time than another kernel would.
 // A thread computes the sum of a chunk of a row by itself. A warp computes a tile of a few rows, or
 // of as many of two matrices: it copies batches of up to 32 chunks, which are consecutive in memory,
 // into its stages in shared memory, whole pieces of 16 bytes whatever the alignment. Each thread
@@ -8,7 +11,7 @@
 // thread for each row adds them in order (blocks.cuh). A warp takes many tiles; while it computes a
 // batch, the next ones are on their way.
 #include "activations.cuh"
-#include "blocks.cuh"
+#include "quantize.cuh"
 
 typedef TYPE Type;
 
@@ -36,8 +39,9 @@ DEVICE int misalignment(const char *at) {
 // One matrix, or two, times a column. Rows have no gaps between them.
 struct Work {
     const char *from[2];
-    const char *column;  // form q8
+    const char *column;  // of T, not quantized
     float *to;
+    int n_blocks;  // that share the tiles
 };
 
 // The shape of the work. FAST: a row's chunks are whole, and aligned as Held wants.
@@ -74,7 +78,7 @@ template <bool GATED, bool FAST> struct Batches {
     DEVICE Batches(const Shape<GATED, FAST> &shape, const Work &work)
         : shape(shape),
           work(work),
-          tile(warp_id() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)),
+          tile(warp_id() * work.n_blocks + static_cast<int>(blockIdx.x)),
           number(0) {
         look();
     }
@@ -94,7 +98,7 @@ template <bool GATED, bool FAST> struct Batches {
     DEVICE void advance() {
         if (++number == (GATED ? 2 : 1) * shape.n_batches) {
             number = 0;
-            tile += static_cast<int>(gridDim.x * blockDim.x) / WARP;
+            tile += work.n_blocks * static_cast<int>(blockDim.x) / WARP;
         }
         look();
     }
@@ -111,19 +115,24 @@ template <bool GATED, bool FAST> struct Batches {
     }
 };
 
-// Begin to copy the column into slots, one for each chunk. All threads call it together.
-DEVICE void load_column(char *slots, const char *column, int n_chunks) {
-    constexpr int VALUES = CHUNK / PIECE, OTHERS = 4 * CHUNK_BLOCKS / PIECE;
-    const int kp = n_chunks * CHUNK;
-    const char *const scales = reinterpret_cast<const char *>(q8_scales(column, kp));
-    const char *const sums = reinterpret_cast<const char *>(q8_sums(column, kp));
-    for (int i = threadIdx.x; i < VALUES * n_chunks; i += blockDim.x) {
-        copy_async(slots + i / VALUES * COLUMN_SLOT + PIECE * (i % VALUES), column + PIECE * i);
-    }
-    for (int i = threadIdx.x; i < OTHERS * n_chunks; i += blockDim.x) {
-        char *const to = slots + i / OTHERS * COLUMN_SLOT + PIECE * (i % OTHERS);
-        copy_async(to + SCALES, scales + PIECE * i);
-        copy_async(to + SUMS, sums + PIECE * i);
+// Quantize the column into slots, one for each chunk. Warps take turns. The values of the next
+// chunk are on their way while one is quantized.
+DEVICE void quantize_column(char *slots, const char *column, i64 k, int n_chunks) {
+    const int n_warps = static_cast<int>(blockDim.x) / WARP, own = N_VALUES * lane_id();
+    float next[N_VALUES];
+    load_values(next, column, warp_id() * CHUNK + own, k);
+    for (int chunk = warp_id(); chunk < n_chunks; chunk += n_warps) {
+        float x[N_VALUES];
+#pragma unroll
+        for (int i = 0; i < N_VALUES; i++) x[i] = next[i];
+        load_values(next, column, (chunk + n_warps) * CHUNK + own, k);
+        const Quantized q(x);
+        char *const slot = slots + chunk * COLUMN_SLOT;
+        reinterpret_cast<uint2 *>(slot)[lane_id()] = q.values;
+        if (q.has_scale()) {
+            reinterpret_cast<float *>(slot + SCALES)[lane_id() / QUAD] = q.scale;
+            reinterpret_cast<int *>(slot + SUMS)[lane_id() / QUAD] = q.sum;
+        }
     }
 }
 
@@ -256,12 +265,12 @@ template <bool GATED, bool FAST> DEVICE void multiply(const Params &p, const Wor
     float *const sums = reinterpret_cast<float *>(all_stages + n_warps * n_stages * STAGE) +
                         warp_id() * (GATED ? 2 : 1) * n_sums;
     Batches<GATED, FAST> now(shape, work), next(shape, work);
-    load_column(slots, work.column, shape.n_chunks);
     for (int s = 0; s < n_stages; s++) {
         next.load(stages + s * STAGE);
         copy_async_commit();
         next.advance();
     }
+    quantize_column(slots, work.column, p.t[2].ne[0], shape.n_chunks);
     int stage = 0, first = -1, chunk = 0, offset = 0;
     bool has_column = false;
     while (now.tile < shape.n_tiles || !has_column) {
@@ -311,6 +320,7 @@ DEVICE void compute(const Params &p, i64 matrix, const char *column, char *to) {
     work.from[1] = GATED ? p.t[3].data + matrix : work.from[0];
     work.column = column;
     work.to = reinterpret_cast<float *>(to);
+    work.n_blocks = static_cast<int>(p.n_blocks);
     const u64 starts = reinterpret_cast<u64>(work.from[0]) | reinterpret_cast<u64>(work.from[1]);
     const bool is_aligned = Held::WIDE == 4 || starts % PIECE == 0;
     if (is_aligned && p.t[1].ne[0] % CHUNK == 0) {
@@ -320,15 +330,11 @@ DEVICE void compute(const Params &p, i64 matrix, const char *column, char *to) {
     }
 }
 
-DEVICE const char *column_of(const Params &p, i64 column) {
-    return p.prepared[0] + column * q8_column_bytes(p.param[N_CHUNKS].i * CHUNK);
-}
-
 // Grid: (warps' tiles, batch).
 template <bool GATED> DEVICE void mul_mat(const Params &p) {
     const BatchMatrix matrix(p, blockIdx.y);
     char *const to = at(p.t[0], 0, 0, matrix.i2, matrix.i3);
-    compute<GATED>(p, matrix.weights, column_of(p, blockIdx.y), to);
+    compute<GATED>(p, matrix.weights, row_of(p.t[2], blockIdx.y), to);
 }
 
 // Grid: (warps' tiles, slot, token). The last tensor has the expert of each slot of a token.
@@ -342,10 +348,10 @@ template <bool GATED> DEVICE void mul_mat_id(const Params &p) {
     }
     const i64 column = static_cast<i64>(token) * n_x + (n_x == 1 ? 0 : slot % n_x);
     char *const to = at(p.t[0], 0, slot, token, 0);
-    compute<GATED>(p, id * a.nb[2], column_of(p, column), to);
+    compute<GATED>(p, id * a.nb[2], row_of(x, column), to);
 }
 
-KERNEL(mul_mat_one, MAX_THREADS, BLOCKS_PER_SM) { mul_mat<false>(p); }
+MERGING_KERNEL(mul_mat_one, MAX_THREADS, BLOCKS_PER_SM) { mul_mat<false>(p); }
 KERNEL(gate_up_one, MAX_THREADS, BLOCKS_PER_SM) { mul_mat<true>(p); }
 KERNEL(mul_mat_id_one, MAX_THREADS, BLOCKS_PER_SM) { mul_mat_id<false>(p); }
 KERNEL(gate_up_id_one, MAX_THREADS, BLOCKS_PER_SM) { mul_mat_id<true>(p); }

@@ -1,5 +1,5 @@
-// Rotary position embedding: ROPE of F32 and F16, with pairs of neighbors or of halves. Also ROPE
-// of keys that writes into the rows of a cache.
+// Rotary position embedding: ROPE of F32 and F16, with pairs of neighbors or of halves. Also heads
+// of few tokens, rotated or not, into rows: of a cache, or of ROPE's result.
 //
 // An angle is the position times the pair's frequency, in turns and in float64. Only its fraction
 // matters, which is rounded to float32.
@@ -11,10 +11,12 @@ constexpr double TURN = 6.283185307179586;
 
 // RATIO: frequency of a pair / frequency of the pair before it. YaRN: pairs up to LOW are not
 // scaled, pairs from HIGH on are, those between are mixed. MAGNITUDE: factor of cosines and sines.
-// NEOX: pairs are of halves. TYPE: of elements, or of the cache. N_HEADS: of a thread or a block.
+// NEOX: pairs are of halves. TYPE: of elements, or of the rows. N_HEADS: of a thread or a block.
+// Then those of store_heads: bytes of an index (0: rows are tokens), all heads of a token, and bytes
+// from one head, token and row to the next.
 enum {
     N_DIMS, HAS_FACTORS, RATIO, FREQ_SCALE, EXT_FACTOR, LOW, HIGH, MAGNITUDE, NEOX, TYPE, N_HEADS,
-    ID_BYTES
+    ID_BYTES, ALL_HEADS, HEAD_BYTES, TOKEN_BYTES, ROW_BYTES
 };
 
 struct Rotation {
@@ -112,32 +114,38 @@ KERNEL(rope, MAX_THREADS, 1) {
     }
 }
 
-// Tensors: the cache, ROPE's sources (positions again if there are no factors), indices.
-// Grid: (token, N_HEADS of its heads). N_HEADS heads are whole blocks of the cache's type.
-KERNEL(rope_set_rows, MAX_THREADS, 1) {
+// Tensors: rows, ROPE's sources (positions again if there are no factors), indices of rows.
+// Grid: N_HEADS heads of a token. They are whole blocks of the rows' type.
+MERGING_KERNEL(store_heads, MAX_THREADS, 1) {
     DYNAMIC_SHARED(float, heads);
-    const Tensor &cache = p.t[0], &x = p.t[1], &ids = p.t[4];
-    const int t = static_cast<int>(blockIdx.x), n = static_cast<int>(x.ne[0]);
-    const int begin = static_cast<int>(blockIdx.y * p.param[N_HEADS].i);
-    const int n_heads =
-        static_cast<int>(smaller(p.param[N_HEADS].i, x.ne[1] - static_cast<i64>(begin)));
-    Ids rows = {ids.data, ids.nb[0], static_cast<int>(p.param[ID_BYTES].i),
-                static_cast<int>(x.ne[2])};
-    i64 row = target_of(p, rows, t, cache.ne[1]);
-    if (row < 0) return;
+    const Tensor &to = p.t[0], &x = p.t[1], &ids = p.t[4];
+    const int n = static_cast<int>(x.ne[0]), n_heads = static_cast<int>(p.param[N_HEADS].i);
+    const int all = static_cast<int>(p.param[ALL_HEADS].i), n_groups = (all + n_heads - 1) / n_heads;
+    const int t = static_cast<int>(blockIdx.x) / n_groups;
+    const int begin = (static_cast<int>(blockIdx.x) - t * n_groups) * n_heads;
+    const int n_own = begin + n_heads < all ? n_heads : all - begin;
+    i64 row = t;
+    if (p.param[ID_BYTES].i != 0) {
+        const Ids rows = {ids.data, ids.nb[0], static_cast<int>(p.param[ID_BYTES].i),
+                          static_cast<int>(ids.ne[0])};
+        row = target_of(p, rows, t, to.ne[1]);
+        if (row < 0) return;
+    }
+    const char *const token = x.data + t * p.param[TOKEN_BYTES].i;
     const int n_pairs = (n + 1) / 2;
-    for (int u = threadIdx.x; u < n_pairs * n_heads; u += blockDim.x) {
-        int head = u / n_pairs, i = u - head * n_pairs;
-        const float *from = reinterpret_cast<const float *>(at(x, 0, begin + head, t, 0));
-        float *to = heads + head * n;
+    for (int u = threadIdx.x; u < n_pairs * n_own; u += blockDim.x) {
+        const int head = u / n_pairs, i = u - head * n_pairs;
+        const float *const from =
+            reinterpret_cast<const float *>(token + (begin + head) * p.param[HEAD_BYTES].i);
+        float *const own = heads + head * n;
         const Pair pair = pair_of(p, i, n);
         float a = from[pair.first], b = pair.is_whole ? from[pair.second] : 0.0f;
         if (pair.turns) turn(rotation_of_pair(p, i, t), a, b);
-        to[pair.first] = a;
-        if (pair.is_whole) to[pair.second] = b;
+        own[pair.first] = a;
+        if (pair.is_whole) own[pair.second] = b;
     }
     sync_block();
     const int type = static_cast<int>(p.param[TYPE].i);
-    char *to = at(cache, 0, row, 0, 0) + encoded_size(type, begin * n);
-    encode_row(type, heads, to, n_heads * n);
+    char *const out = to.data + row * p.param[ROW_BYTES].i + encoded_size(type, begin * n);
+    encode_row(type, heads, out, n_own * n);
 }
