@@ -102,6 +102,11 @@ NO_FUSION = Switch(
     0,
     "1 computes each node with its own kernel, and fuses none.",
 )
+NO_MERGE = Switch(
+    "LAMELLA_NO_MERGE",
+    0,
+    "1 launches each kernel on a GPU alone, and merges no launches.",
+)
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,

@@ -16,6 +16,7 @@ from itertools import islice
 import numpy as np
 
 from ...base.errors import BackendError
+from ...base.settings import NO_MERGE
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ..plan.params import Words, write_params
@@ -117,8 +118,8 @@ def groups_of(steps: Steps) -> Iterator[Steps]:
 def _may_join(step: Step[CudaCall], group: Steps) -> bool:
     one, first = step.call, group[0].call
     alike = (one.kernel, one.grid[1:], one.block) == (first.kernel, first.grid[1:], first.block)
-    is_flat = one.grid[2] == 1
-    return one.kernel.merges and alike and is_flat and not any(depends(step, s) for s in group)
+    can_merge = one.kernel.merges and one.grid[2] == 1 and not NO_MERGE()
+    return can_merge and alike and not any(depends(step, s) for s in group)
 
 
 def _launch_of(calls: Sequence[CudaCall], words: Words, library: Library) -> Launch:

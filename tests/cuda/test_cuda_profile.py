@@ -29,7 +29,6 @@ def test_a_profile_of_a_gpu(gpus: Gpus, files: ModelFiles) -> None:
             assert times == sorted(times)
     for sums in sum_up(records):
         kinds = {kind.kind: kind for kind in sums.kinds if kind.device == gpus.first.name}
-        assert "MUL_MAT quantize" in kinds
         product = next(kind for name, kind in kinds.items() if name.startswith("MUL_MAT Q4_0"))
         assert product.gflops > 0
         assert product.gb_per_s > 0

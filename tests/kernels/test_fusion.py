@@ -215,9 +215,7 @@ def test_cuda_blocks_of_several_heads(type: GGMLType, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
 def test_cuda_queries_keys_and_values_are_one_launch(reverse: bool) -> None:
     def stored() -> list[Tensor]:
-        q, k = (
-            ops.rope(leaf(normal(3, n, 16, seed=n)), ids([5, 0, 9]), n_dims=12) for n in (6, 2)
-        )
+        q, k = (ops.rope(leaf(normal(3, n, 16, seed=n)), ids([5, 0, 9]), n_dims=12) for n in (6, 2))
         where, rows = ids([1, 3, 0]), ops.reshape(k, (32, 3))
         keys, values = (leaf(np.zeros((4, 32)), t) for t in (GGMLType.F16, GGMLType.Q8_0))
         v = leaf(normal(3, 32, seed=1))

@@ -10,7 +10,7 @@ from cuda_grid import GridCompiler, GridDriver, needs_compiler
 
 from lamella.alloc import Usage, alloc_tensors, tensor_get, tensor_set
 from lamella.base.errors import BackendError
-from lamella.base.settings import NO_FUSION
+from lamella.base.settings import NO_FUSION, NO_MERGE
 from lamella.graph import GGMLType, Graph, Tensor, ops
 from lamella.graph.cost import KnownUse, cost
 from lamella.kernels.cpu import CpuDevice
@@ -145,7 +145,8 @@ def test_every_node_is_computed_by_some_call(make: Make) -> None:
 
 @fusing
 def test_fused_chains_are_one_call(make: Make) -> None:
-    layer = Layer(make)
+    with NO_MERGE.set(True):
+        layer = Layer(make)
     kinds = by_kind(layer.profile())
     (norm,) = kinds["ADD+RMS_NORM+MUL"]
     assert [node.name for node in norm.nodes] == ["sum", "norm", "scaled"]
@@ -154,6 +155,14 @@ def test_fused_chains_are_one_call(make: Make) -> None:
     assert [node.name for node in rope.nodes] == ["turned", "cache_k"]
     assert rope.cost.n_written == 2 * N * N_TOKENS
     assert len(kinds["ROPE"]) == 1
+
+
+@needs_compiler
+def test_merged_launches_are_one_call() -> None:
+    layer = Layer(cuda)
+    (call,) = by_kind(layer.profile())["ROPE+SET_ROWS, SET_ROWS"]
+    assert [node.name for node in call.nodes] == ["turned", "cache_k", "cache_v"]
+    assert call.cost.n_written == 2 * 2 * N * N_TOKENS
 
 
 @on_each
@@ -189,7 +198,9 @@ def test_preparing_a_source_is_a_separate_call(make: Make) -> None:
     for leaf in (weights, x):
         tensor_set(leaf, bytes(leaf.nbytes))
     backend = device.init_backend()
-    calls = backend.graph_plan_profile(backend.graph_plan_create(graph))
+    with NO_MERGE.set(True):
+        plan = backend.graph_plan_create(graph)
+    calls = backend.graph_plan_profile(plan)
     backend.free()
     first, *products = calls
     assert first.kind == "MUL_MAT quantize"

@@ -1,5 +1,5 @@
-"""Heads of tokens into rows, by index (src/rope.cu, src/set_rows.cu): SET_ROWS, and what ROPE shares
-with it.
+"""Heads of tokens into rows, by index (src/rope.cu, src/set_rows.cu): SET_ROWS, and what ROPE
+shares with it.
 
 For few tokens, one kernel stores heads, rotated or not, of queries, keys and values. So their
 launches become one. Tested by tests/kernels/test_data.py and tests/kernels/test_fusion.py.

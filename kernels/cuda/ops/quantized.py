@@ -93,7 +93,7 @@ def _call_of_few(node: Tensor, tensors: Sequence[Tensor], gate: Sequence[Number]
     names = _names(node)
     tiles = -(-a.ne[1] // (ROWS // 2 if gate else ROWS))
     groups = -(-x.ne[1] // COLUMNS)
-    kernel = CudaKernel(source, f"{names.gated if gate else names.single}_vec")
+    kernel = CudaKernel(source, f"{names.gated if gate else names.single}_vec", merges=not gate)
     grid: Dim3 = (tiles * groups, *names.others)
     columns = [prepared_q8(x)]
     return CudaCall(kernel, grid, WARP * WARPS, gate, shared, prepared=columns, tensors=tensors)

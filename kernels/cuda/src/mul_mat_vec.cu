@@ -400,5 +400,5 @@ template <bool GATED> DEVICE void mul_mat(const Params &p) {
     compute<GATED>(p, w);
 }
 
-KERNEL(mul_mat_vec, THREADS, BLOCKS_PER_SM) { mul_mat<false>(p); }
+MERGING_KERNEL(mul_mat_vec, THREADS, BLOCKS_PER_SM) { mul_mat<false>(p); }
 KERNEL(gate_up_vec, THREADS, BLOCKS_PER_SM) { mul_mat<true>(p); }
