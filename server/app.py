@@ -37,6 +37,7 @@ from . import (
     routes_generate,
     routes_missing,
     routes_slots,
+    routes_streams,
     status,
     ui_files,
 )
@@ -82,6 +83,7 @@ SERVED: Final = (
     *routes.ROUTES,
     *routes_generate.ROUTES,
     *routes_control.ROUTES,
+    *routes_streams.ROUTES,
     *routes_slots.ROUTES,
     *routes_adapters.ROUTES,
     *routes_embed.ROUTES,

@@ -58,7 +58,6 @@ MISSING: Final = (
             *("/v1/moderations", "/v1/fine_tuning/*", "/invocations", "/predict"),
         ),
     ),
-    Missing("streams to resume", "a new request", ("/v1/stream", "/v1/streams/lookup")),
     Missing("tools that the server runs", "tools of the client", ("/tools", "/cors-proxy")),
 )
 

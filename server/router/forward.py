@@ -8,10 +8,11 @@ get status 503, or an error event in a stream. Tested by tests/cli/test_serve_mo
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -22,8 +23,11 @@ from ..bodies import in_lane, read_body
 from ..clients import OWN_PREFIX, client_headers, client_of
 from ..error_shapes import ANTHROPIC, shape_of
 from ..http_errors import error_body, status_and_body
+from ..kept_streaming import keeps_stream, wait_alone
 from ..request_ids import ID_HEADER, REQUEST_ID
 from ..request_log import record_of
+from ..routes import json_response
+from ..routes_streams import STREAM_PATH, asked_id
 from ..sse import event_bytes, line_bytes, named_event_bytes
 from ..state import STATE, own_path
 from ..writing import write
@@ -68,33 +72,34 @@ async def forward_body(request: web.Request) -> web.StreamResponse:
             raw = await read_body(request, held)
             name = await in_lane(request, len(raw), partial(model_in, raw))
             name = name or request.query.get("model")
-            if name is None and _is_stored(request):
+            if name is None and _is_kept(request):
                 return await _ask_all(request)
             member = request.app[ROUTER].member(name)
             child = await _enter(stack, request, member)
             reply = await _send(stack, request, child, raw)
             del raw
-        return await _pass_back(request, child, reply)
+        return await _pass_all_back(request, child, reply)
 
 
 async def forward_query(request: web.Request) -> web.StreamResponse:
     """Pass on a request without a body. `?model=` names the model. Raises as `forward_body`."""
     router = request.app[ROUTER]
     name = request.query.get("model")
-    if name is None and _is_stored(request):
+    if name is None and _is_kept(request):
         return await _ask_all(request)
     async with AsyncExitStack() as stack:
         child = await _enter(stack, request, router.member(name))
         return await _pass_back(request, child, await _send(stack, request, child, b""))
 
 
-def _is_stored(request: web.Request) -> bool:
-    """True for a request about a stored response. Its body, if any, has no model."""
-    return "/responses/" in request.path and "id" in request.match_info
+def _is_kept(request: web.Request) -> bool:
+    """True for a request about a stored response or a kept stream: any model may have it."""
+    is_stored = "/responses/" in request.path and "id" in request.match_info
+    return is_stored or own_path(request) == STREAM_PATH
 
 
 async def _ask_all(request: web.Request) -> web.StreamResponse:
-    """Pass on a request for a stored response to the model that has it."""
+    """Pass on a request for something that a model keeps to the one that has it."""
     for member in request.app[ROUTER].fleet:
         if member.state is State.LOADED:
             async with AsyncExitStack() as stack:
@@ -102,7 +107,34 @@ async def _ask_all(request: web.Request) -> web.StreamResponse:
                 reply = await _send(stack, request, child, b"")
                 if reply.status != web.HTTPNotFound.status_code:
                     return await _pass_back(request, child, reply)
-    raise web.HTTPNotFound(text=f"no loaded model has {request.match_info['id'][:200]!r}")
+    id = request.match_info.get("id") or request.query.get("conv_id", "")
+    raise web.HTTPNotFound(text=f"no loaded model has {id[:200]!r}")
+
+
+async def lookup_streams(request: web.Request) -> web.StreamResponse:
+    """Those of the given streams that the loaded models keep."""
+    with request.app[STATE].bodies.body(client_of(request)) as held:
+        raw = await read_body(request, held)
+    found: list[Any] = []
+    for member in request.app[ROUTER].fleet:
+        if member.state is State.LOADED:
+            async with AsyncExitStack() as stack:
+                child = await _enter(stack, request, member)
+                reply = await _send(stack, request, child, raw)
+                if reply.status != web.HTTPOk.status_code:
+                    return await _pass_back(request, child, reply)
+                found += json.loads(await reply.read())
+    return json_response(found)
+
+
+async def stop_stream(request: web.Request) -> web.StreamResponse:
+    """Stop a stream that a loaded model may keep."""
+    asked_id(request)
+    for member in request.app[ROUTER].fleet:
+        if member.state is State.LOADED:
+            async with AsyncExitStack() as stack:
+                await _send(stack, request, await _enter(stack, request, member), b"")
+    return web.Response(status=web.HTTPNoContent.status_code)
 
 
 async def _enter(stack: AsyncExitStack, request: web.Request, member: Member) -> Child:
@@ -180,6 +212,29 @@ async def _pass_back(
         await _break_off(request, response, request.app[STATE].running.cancelled_error())
     await response.write_eof()
     return response
+
+
+async def _pass_all_back(
+    request: web.Request, child: Child, reply: aiohttp.ClientResponse
+) -> web.StreamResponse:
+    """Pass on the reply. If the client will come back for its stream, the model stays until that
+    ends. Raises as `_pass_back`."""
+    state = request.app[STATE]
+    try:
+        return await _pass_back(request, child, reply)
+    except (asyncio.CancelledError, ConnectionError):
+        if keeps_stream(request) and not state.running.is_cancelled:
+            rest = asyncio.create_task(_discard(reply, state.config.stream_timeout))
+            await wait_alone(rest, state.running)
+        raise
+
+
+async def _discard(reply: aiohttp.ClientResponse, n_seconds: float) -> None:
+    """Read the rest of a reply, for some time."""
+    with suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(n_seconds):
+            while await reply.content.readany():
+                pass
 
 
 async def _next_part(child: Child, reply: aiohttp.ClientResponse) -> bytes:

@@ -22,13 +22,14 @@ from ..ollama import routes as ollama
 from ..parsing import parse_object
 from ..replies import SYSTEM_FINGERPRINT
 from ..routes import json_response, live
-from ..routes_generate import STREAM_HEADERS
 from ..routes_missing import Missing, refuse
+from ..routes_streams import LOOKUP_PATH, STREAM_PATH
 from ..sse import PING, event_bytes
 from ..state import STATE
+from ..streaming import STREAM_HEADERS
 from ..ui_files import chat_page
 from ..writing import write
-from .forward import forward_body, forward_query
+from .forward import forward_body, forward_query, lookup_streams, stop_stream
 from .member import Member, State
 from .metrics import render
 from .router import ROUTER
@@ -175,6 +176,9 @@ OWN: Final = (
     web.post("/models/load", load),
     web.post("/models/unload", unload),
     web.get("/v1/models/{name:.+}", models),
+    web.get(STREAM_PATH, forward_query),
+    web.delete(STREAM_PATH, stop_stream),
+    web.post(LOOKUP_PATH, lookup_streams),
     web.post("/models", partial(refuse, DOWNLOADS)),
     web.delete("/models", partial(refuse, DOWNLOADS)),
     *(

@@ -303,6 +303,38 @@ def test_a_disconnected_client_frees_the_model(router: Router) -> None:
     assert 'lamella_model_requests{model="two"} 0.0' in text
 
 
+def test_a_client_comes_back_for_its_stream(router: Router) -> None:
+    """The model keeps the stream, and the router finds it there."""
+    headers = {**KEY, "X-Conversation-Id": "chat::two"}
+    body = PROMPT | {"model": "two", "n_predict": 400, "stream": True}
+    with closing(router.connect()) as client:
+        client.request("POST", "/completion", json.dumps(body).encode(), headers)
+        begin = client.getresponse().read(300)
+
+    def entry() -> dict[str, Any]:
+        reply = router.post("/v1/streams/lookup", {"conversation_ids": ["chat", "other"]})
+        (found,) = reply.json
+        return cast(dict[str, Any], found)
+
+    assert entry()["conversation_id"] == "chat::two"
+    while True:  # the model stays busy until the stream ends
+        metrics = router.get("/metrics").raw.decode()
+        if entry()["is_done"]:
+            break
+        assert 'lamella_model_requests{model="two"} 0.0' not in metrics
+    whole = router.get("/v1/stream?conv_id=chat::two&from=0")
+    assert whole.events[-1]["tokens_predicted"] == 400
+    assert whole.raw.startswith(begin)
+    assert router.get("/v1/stream?conv_id=chat::two&from=300").raw == whole.raw[300:]
+    assert entry()["is_done"]
+    until(lambda: 'lamella_model_requests{model="two"} 0.0' in router.get("/metrics").raw.decode())
+    assert router.call("DELETE", "/v1/stream?conv_id=chat::two").status == 204
+    assert router.get("/v1/stream?conv_id=chat::two").status == 404
+    assert router.get("/v1/stream").status == 400
+    assert router.call("DELETE", "/v1/stream").status == 400
+    assert router.post("/v1/streams/lookup", {"conversation_ids": 1}).status == 400
+
+
 def test_a_model_that_is_not_loaded_and_shall_not_be(router: Router) -> None:
     body = PROMPT | {"model": "broken"}
     reply = router.post("/completion?autoload=false", body)
