@@ -33,6 +33,7 @@ from .progress import LoadProgress
 from .request_counts import RequestCounts
 from .responses.store import ResponseStore
 from .turns import Turns
+from .vertex import vertex
 
 ServedModel = Instance | EmbeddingInstance
 
@@ -66,6 +67,7 @@ class ServerState:
     ) -> None:
         self.config = config
         self.role = role
+        self.vertex = None if role is Role.MEMBER else vertex()  # is for the router
         self.keys = KeyRing(config.keys)
         self.key_limits = KeyLimits()
         self.memory = RequestsBudget(config.request_ram, config.requests_ram)
