@@ -18,7 +18,6 @@ from ..bodies import work_on_body
 from ..draining import STOPPING
 from ..http_errors import unavailable
 from ..metrics import CONTENT_TYPE
-from ..ollama import routes as ollama
 from ..parsing import parse_object
 from ..replies import SYSTEM_FINGERPRINT
 from ..routes import json_response, live
@@ -29,6 +28,7 @@ from ..state import STATE
 from ..streaming import STREAM_HEADERS
 from ..ui_files import chat_page
 from ..writing import write
+from . import ollama
 from .forward import forward_body, forward_query, lookup_streams, stop_stream
 from .member import Member, State
 from .metrics import render
@@ -38,11 +38,6 @@ Json = dict[str, Any]
 
 DOWNLOADS: Final = Missing(
     "downloads by the server", "`lamella pull MODEL`, and a section of --models-preset", ()
-)
-LISTS: Final = Missing(
-    "ollama's lists and downloads in a server of several models",
-    "GET /v1/models, and `lamella pull` and `lamella rm`",
-    (),
 )
 
 
@@ -181,12 +176,7 @@ OWN: Final = (
     web.post(LOOKUP_PATH, lookup_streams),
     web.post("/models", partial(refuse, DOWNLOADS)),
     web.delete("/models", partial(refuse, DOWNLOADS)),
-    *(
-        web.route("*", route.path, partial(refuse, LISTS))
-        for route in ollama.LISTS
-        if route.handler is not ollama.version
-    ),
-    web.get("/api/version", ollama.version),
+    *ollama.ROUTES,
 )
 
 
