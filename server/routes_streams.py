@@ -92,7 +92,7 @@ def _entry(kept: KeptStream) -> dict[str, Any]:
 
 
 ROUTES: Final = (
-    web.get(STREAM_PATH, attach),
+    web.get(STREAM_PATH, attach, allow_head=False),  # a stream has no length
     web.delete(STREAM_PATH, stop),
     web.post(LOOKUP_PATH, lookup),
 )

@@ -244,6 +244,11 @@ def test_wrong_lookups(server: RunningServer, body: dict[str, Any]) -> None:
     assert "conversation_ids" in server.post("/v1/streams/lookup", body).error["message"]
 
 
+def test_a_stream_has_no_head(server: RunningServer) -> None:
+    assert server.call("HEAD", "/v1/stream?conv_id=id").status == 405
+    assert server.get("/v1/stream?conv_id=id").status == 200
+
+
 def test_an_id_that_is_too_long(server: RunningServer) -> None:
     headers = {"X-Conversation-Id": "x" * 257}
     reply = server.call("POST", "/completion", BODY | {"stream": True}, headers)
