@@ -87,6 +87,8 @@ async def _pass_on(request: web.Request, replies: Replies, reader: Reader) -> we
         return await reader.pass_on()
     except asyncio.CancelledError:
         stopping = running.cancelled_error()  # unless the client has disconnected
+        if not kept.n_bytes:
+            raise stopping from None
         kept.append(failure_bytes(request, replies, stopping))
         kept.end()
         return await reader.pass_on()

@@ -264,15 +264,18 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def test_the_server_tells_the_client_that_it_stops() -> None:
-    made = World(N_STEP)
+@pytest.mark.parametrize("n_step", [1, N_STEP])
+def test_the_server_tells_the_client_that_it_stops(n_step: int) -> None:
+    made = World(n_step)
     with running(made.load) as server:
         made.server = server
         client = made.begin()
         assert made.in_step.wait(WAIT_S)
+        eventually(lambda: made.lookup("chat-1") != [])
         threading.Timer(0.3, made.go_on.set).start()
     with closing(client):
         seen = b""
         while part := client.recv(1 << 16):
             seen += part
+    assert seen.startswith(b"HTTP/1.1 503" if n_step == 1 else b"HTTP/1.1 200")
     assert b"the server is stopping" in seen
