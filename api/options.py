@@ -73,6 +73,12 @@ class LoadOptions(TypedDict, total=False):
     """LoRA adapters (GGUF), with scale 1 for requests that set none; may be repeated"""
     lora_init_without_apply: bool
     """load the adapters with scale 0: only requests that set scales use them (default: False)"""
+    control_vector: str | Sequence[str | tuple[str, float]]
+    """control vectors (GGUF) that steer all texts; several are added up; may be repeated"""
+    control_vector_layer_range: tuple[int, int] | None
+    """the first and the last layer that control vectors steer (default: all but the first layer
+    of the model)
+    """
     embeddings: bool | None
     """compute embeddings, not text (default: on for encoders and for files that name a pooling)"""
     pooling: str | None

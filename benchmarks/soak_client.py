@@ -1,4 +1,5 @@
-"""The clients of `scripts/soak`: threads that ask, cancel, read slowly, stop halfway, and err.
+"""The clients of `scripts/soak`: threads that ask, cancel, come back, read slowly, stop halfway,
+and err.
 
 What a client does follows from the seed and its number; only the times differ. Knows no server
 process. Tested by tests/server/test_soak.py.
@@ -24,7 +25,7 @@ BUSY: Final = frozenset({429, 503})
 N_TRIES: Final = 50  # of a request that is refused because others run
 TIMEOUT: Final = 180.0
 # what a client does next, and how often
-ACTIONS: Final = {"ask": 10, "slow": 2, "cancel": 3, "half": 1, "bad": 2, "look": 1}
+ACTIONS: Final = {"ask": 10, "slow": 2, "cancel": 3, "resume": 2, "half": 1, "bad": 2, "look": 1}
 LOOKS: Final = ("/health", "/props", "/slots", "/metrics", "/v1/models", "/nowhere")
 
 
@@ -95,6 +96,10 @@ def _act(load: Load, name: str, index: int, rng: random.Random) -> None:
             _compare(load, index, is_slow=name == "slow")
         case "cancel":
             _cancel(port, case, rng)
+        case "resume":
+            streams = [i for i, one in enumerate(load.cases) if one.body.get("stream")]
+            if streams:
+                _resume(load, rng.choice(streams), rng)
         case "half":
             raw = raw_of(case)
             with connect(port, timeout=TIMEOUT) as client:
@@ -140,6 +145,27 @@ def _asked(port: int, case: Case, *, is_slow: bool) -> Answer:
         client.sendall(part[40:])
         time.sleep(0.3)
         return read_answer(client)
+
+
+def _resume(load: Load, index: int, rng: random.Random) -> None:
+    """Leave a stream that has begun, and compare what it is for a client that comes back."""
+    case, id = load.cases[index], f"{rng.getrandbits(64):x}"
+    port, path = load.ports[case.server], f"/v1/stream?conv_id={id}"
+    with connect(port, timeout=TIMEOUT) as client:
+        client.sendall(message("POST", case.path, case.body, {"X-Conversation-Id": id}))
+        if int(client.recv(len("HTTP/1.1 200")).split()[-1]) in BUSY:
+            load.count("busy")
+            return
+    whole = ask(port, message("GET", path), timeout=TIMEOUT)
+    at = rng.randrange(len(whole.raw) + 1)
+    rest = ask(port, message("GET", f"{path}&from={at}"), timeout=TIMEOUT)
+    if (whole.status, rest.status) != (200, 200) or rest.raw != whole.raw[at:]:
+        load.found(f"{case.kind} {index} from {at}: {whole.raw[:200]!r}, then {rest.raw[:200]!r}")
+    elif (result := case.result(whole)) != load.alone[index]:
+        load.found(f"{case.kind} {index}: {result!r:.300}, alone {load.alone[index]!r:.300}")
+    if rng.random() < 0.5:
+        ask(port, message("DELETE", path), timeout=TIMEOUT)
+    load.count("resumed")
 
 
 def _cancel(port: int, case: Case, rng: random.Random) -> None:

@@ -72,7 +72,10 @@ def _add_flag(group: argparse._ActionsContainer, declared: Declared, default: ob
     if declared.type is bool and rule.bare is None:
         how.update(action="store_const", const=True)
     else:
-        how["metavar"] = rule.metavar or "N"
+        names = (rule.metavar or "N").split()
+        how["metavar"] = names[0]
+        if len(names) > 1:  # a flag with several values, which `parse` gets one by one
+            how.update(metavar=tuple(names), nargs=len(names))
         if rule.choices is None:
             how["type"] = _flag_type(declared.parse)
         else:

@@ -49,7 +49,6 @@ NICE: Final = (
     "text has the priority of the process, embeddings the lowest; `nice` and `chrt` change it"
 )
 MAPPED: Final = "weights are copied from the file into memory of their own, which is not locked"
-CONTROL: Final = "control vectors are not supported yet"
 PAGES: Final = "evaluated prompts stay in the context's pages until other requests need them"
 STATES: Final = "no supported architecture has states that need checkpoints"
 
@@ -83,9 +82,6 @@ MODEL: Final = (
     no_effect("-lzm --lazy-mode MODE", "all weights are loaded before the first request"),
     no_effect("--numa TYPE", "the system places threads and memory; `numactl` changes that"),
     refused("-ncffn --n-cpu-ffn N", r"use -ot, for example -ot 'blk\.[0-9]\.ffn=CPU'"),
-    refused("--control-vector FILE", CONTROL),
-    refused("--control-vector-scaled FILE:SCALE,...", CONTROL),
-    refused("--control-vector-layer-range START END", CONTROL),
     no_effect(
         "-kvu --kv-unified / -no-kvu --no-kv-unified",
         "all requests share one pool of pages; none has a part of its own",

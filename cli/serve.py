@@ -16,6 +16,7 @@ from ..runtime.params import ModelParams
 from ..server.config import ServerConfig
 from ..server.progress import LoadProgress
 from ..server.router.config import RouterConfig
+from ..server.vertex import on_vertex
 from .flags import (
     FOR_SERVERS,
     add_flags_of,
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     prepare_for_crashes()
     # invalid values must be reported before a download
     defaults = request_defaults(args)
-    config = ServerConfig.make(given(args, ServerConfig))
+    config = on_vertex(ServerConfig.make(given(args, ServerConfig)))
     router = RouterConfig.make(given(args, RouterConfig))
     if router.has_several:
         return serve_models(args, config, router)

@@ -157,6 +157,8 @@ def apply(parser: argparse.ArgumentParser, source: Source, layer: argparse.Names
 def _arguments(action: argparse.Action, value: object) -> list[list[str]]:
     """The texts behind a flag, once for each time that the flag is given."""
     texts = [_text(part) for part in value] if isinstance(value, list) else [_text(value)]
+    if isinstance(action.nargs, int) and isinstance(value, str):
+        return [value.split()]
     if action.nargs is not None:
         return [texts]
     if isinstance(action, argparse._ExtendAction | argparse._AppendAction):

@@ -1,4 +1,5 @@
-"""The options of LoRA adapters: those that are loaded, and their scales in a request.
+"""The options of LoRA adapters and control vectors: those that are loaded, and the scales of
+adapters in a request.
 
 Names are llama-server's. Knows no files. Tested by tests/model/test_adapter_params.py.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, ClassVar, Final
 
@@ -46,6 +48,14 @@ def _file(name: str, item: Any) -> tuple[str, float]:
     raise refused(name, item, 'a file, or a pair like ("adapter.gguf", 0.5)')
 
 
+def _check_range(name: str, value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise refused(name, value, "the first and the last layer")
+    return whole(name, value[0]), whole(name, value[1])
+
+
 def check_scales(name: str, value: Any) -> Scales:
     """Return pairs of an adapter's number and its scale, of [{"id": 0, "scale": 0.5}, ...] or of
     such pairs, in the order of the numbers.
@@ -78,7 +88,7 @@ def _pair(name: str, item: Any) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterParams(Options):
-    """The LoRA adapters of a model."""
+    """The LoRA adapters and control vectors of a model."""
 
     title: ClassVar[str] = "adapters"
 
@@ -105,4 +115,32 @@ class AdapterParams(Options):
         False,
         "--lora-init-without-apply",
         help="load the adapters with scale 0: only requests that set scales use them",
+    )
+    control_vector: Sequence[tuple[str, float]] = option(
+        (),
+        "--control-vector",
+        parse=parse_names,
+        check=_check_files,
+        repeats=True,
+        metavar="FILE,...",
+        help="control vectors (GGUF) that steer all texts; several are added up; may be repeated",
+        default_text="",
+        shortcuts=(
+            Shortcut(
+                ("--control-vector-scaled",),
+                None,
+                "control vectors with other scales; may be repeated",
+                parse_scaled,
+                "FILE:SCALE,...",
+            ),
+        ),
+    )
+    control_vector_layer_range: tuple[int, int] | None = option(
+        None,
+        "--control-vector-layer-range",
+        parse=partial(parse_number, int),
+        check=_check_range,
+        metavar="START END",
+        help="the first and the last layer that control vectors steer",
+        default_text="all but the first layer of the model",
     )

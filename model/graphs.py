@@ -236,5 +236,6 @@ def build_graph(
         page_size=pool.page_size,
         n_ctx=n_ctx,
         adapters=model.adapters.weights,
+        control=model.control.directions,
     )
     return DecodeGraph(model.arch, params, inputs, logits)

@@ -28,6 +28,8 @@ from ..sched.backend import Device
 from .adapter_file import AdapterFile
 from .adapters import Adapters, place_adapters
 from .arch import Architecture, Part, WeightSpec, open_architecture
+from .control import Control, place_control
+from .control_file import NO_CONTROL, ControlFiles
 from .gguf import GGUFFile, Metadata, Scalar, TensorInfo, open_gguf
 from .placement import Home, Placement, layer_devices, place
 
@@ -79,6 +81,7 @@ class LoadedModel:
         memory: allocates the buffers of the model and its contexts.
         layers: the device of each layer, then that of the output.
         adapters: the LoRA adapters that were loaded with it.
+        control: the control vectors that were loaded with it.
         devices: the devices in use, in the order of `Placement.devices`; the CPU is always last.
     """
 
@@ -102,6 +105,7 @@ class LoadedModel:
         self.placement = placement
         self.memory = memory
         self.adapters = Adapters()
+        self.control = Control()
         self.layers = layer_devices(self.hp.n_layer, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
         # also devices that only compute large batches: the CPU's weights are in their pinned memory
@@ -119,7 +123,7 @@ class LoadedModel:
 
     @property
     def buffers(self) -> Sequence[Buffer]:
-        """The buffers of the weights and adapters."""
+        """The buffers of the weights, adapters and control vectors."""
         return tuple(self._buffers)
 
     def free(self) -> None:
@@ -143,27 +147,31 @@ def load_model(
     overrides: Mapping[str, Scalar] | None = None,
     check_tensors: bool = False,
     adapters: Sequence[AdapterFile] = (),
+    control: ControlFiles = NO_CONTROL,
 ) -> LoadedModel:
     """Load a model and place its weights by the rules of `placement`.
 
     `progress` is called before the first copy and about 100 times more, with the bytes copied so
     far and the total. `overrides` replace metadata: see `open_gguf`. `check_tensors`: check first
-    that all weights are finite. `adapters` are LoRA adapters for sequences to use.
+    that all weights are finite. `adapters` are LoRA adapters for sequences to use, `control`
+    control vectors for all of them.
 
     Raises:
         ModelFileError: the file is missing or broken, or a tensor is missing or has a shape that
             does not match the hyperparameters.
         UnsupportedModelError: an architecture, a tensor or a type that Lamella cannot run.
-        RequestError: an override puts a weight into memory that no device can compute with.
+        RequestError: an override puts a weight into memory that no device can compute with, or the
+            range of control vectors is invalid.
         OutOfMemoryError: a device's memory is too small; all memory is freed.
     """
     with open_gguf(path, overrides=overrides) as file:
         if check_tensors:
             _check_finite(file)
-        model, sources = place_model(file, placement, adapters=adapters)
+        model, sources = place_model(file, placement, adapters=adapters, control=control)
         try:
             _fill(file, sources, model, progress)
             model.adapters.fill()
+            model.control.fill()
         except BaseException:
             model.free()
             raise
@@ -175,6 +183,7 @@ def place_model(
     placement: Placement,
     memory: Memory = REAL_MEMORY,
     adapters: Sequence[AdapterFile] = (),
+    control: ControlFiles = NO_CONTROL,
 ) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
     """Place and allocate the model of an open file, without copying the weights' data.
 
@@ -190,6 +199,8 @@ def place_model(
     try:
         sources = _allocate(model, found, placement)
         _allocate_adapters(model, found, adapters)
+        model.control = place_control(control, model.hp, model.layers, placement.cpu)
+        _allocate_all(model, model.control.tensors)
         return model, sources
     except BaseException:
         model.free()
@@ -371,7 +382,11 @@ def _allocate_adapters(
     device_of = {name: home.device for name, home in model.homes.items()}
     arch, cpu = model.hp.arch, model.placement.cpu
     model.adapters = place_adapters(files, arch, weights, device_of, cpu)
-    for buft, tensors in model.adapters.tensors.items():
+    _allocate_all(model, model.adapters.tensors)
+
+
+def _allocate_all(model: LoadedModel, found: Mapping[BufferType, list[Tensor]]) -> None:
+    for buft, tensors in found.items():
         model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS, model.memory)
 
 

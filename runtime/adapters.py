@@ -1,4 +1,5 @@
-"""The scales of a model's LoRA adapters: those of requests that set none, and those of a request.
+"""What is loaded beside a model: LoRA adapters, with the scales of requests that set none, and
+control vectors.
 
 Any thread may use them. Tested by tests/runtime/test_engine_adapters.py.
 """
@@ -9,12 +10,19 @@ from ..base.errors import RequestError
 from ..model.adapter_file import AdapterFile, read_adapter
 from ..model.adapter_params import AdapterParams, Scales
 from ..model.adapters import Adapters
+from ..model.control_file import ControlFiles, read_control_vector
 
 
 def read_adapters(params: AdapterParams) -> list[AdapterFile]:
     """Read the headers of the adapters to load. Raises as `read_adapter`."""
     factor = 0.0 if params.lora_init_without_apply else 1.0
     return [read_adapter(path, factor * scale) for path, scale in params.lora]
+
+
+def read_control(params: AdapterParams) -> ControlFiles:
+    """Read the headers of the control vectors to load. Raises as `read_control_vector`."""
+    files = tuple(read_control_vector(path, scale) for path, scale in params.control_vector)
+    return ControlFiles(files, params.control_vector_layer_range)
 
 
 class AdapterScales:

@@ -32,7 +32,7 @@ from ..model.metadata_params import metadata_overrides
 from ..model.sampling import load_kernels, recommended_sampling, want_kernels
 from ..model.vocab import KINDS, Vocab, load_vocab
 from ..sched.backend import CompileProgress
-from .adapters import AdapterScales, read_adapters
+from .adapters import AdapterScales, read_adapters, read_control
 from .check import enforce
 from .embedder import Embedder
 from .engine.engine import Engine
@@ -175,6 +175,8 @@ def _open_engine(
     assert isinstance(context, Context), "the plan is for text"
     for id, adapter in enumerate(context.model.adapters.all):
         log.info(f"LoRA adapter {id}: {adapter.path}, scale {adapter.scale:g}")
+    for path, scale in plan.params.adapters.control_vector:
+        log.info(f"control vector: {path}, scale {scale:g}")
     try:
         load_kernels(on_compile)  # no request shall wait for their compilation
         parts.vocab.load_kernels(on_compile)
@@ -289,6 +291,7 @@ def load(
         overrides=metadata_overrides(params.metadata),
         check_tensors=params.model.check_tensors,
         adapters=read_adapters(params.adapters),
+        control=read_control(params.adapters),
     )
     try:
         if for_requests:

@@ -25,6 +25,7 @@ from ..base.errors import UnsupportedModelError
 from ..model.adapter_file import AdapterFile
 from ..model.card import bytes_read, model_card
 from ..model.context import Context
+from ..model.control_file import NO_CONTROL, ControlFiles
 from ..model.embed_context import EmbedContext, context_type
 from ..model.gguf import GGUFFile
 from ..model.graph_context import GraphContext
@@ -39,7 +40,7 @@ from ..sched.backend import Device
 from ..sched.measured import MeasuredBackend
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes
-from .adapters import read_adapters
+from .adapters import read_adapters, read_control
 from .displaced import Displaced, displaced
 from .params import OpenParams
 
@@ -260,6 +261,7 @@ def open_measured(
     params: ContextParams,
     embedding: EmbeddingParams | None = None,
     adapters: Sequence[AdapterFile] = (),
+    control: ControlFiles = NO_CONTROL,
     *,
     no_pipeline: str = "",
     sketch: bool = False,
@@ -274,13 +276,13 @@ def open_measured(
         As `load_model` and the context, but never OutOfMemoryError.
     """
     memory = MeasuredMemory()
-    model, _ = place_model(file, placement, memory, adapters)
+    model, _ = place_model(file, placement, memory, adapters, control)
     kind = context_type(model.arch, embedding or EmbeddingParams())
-    if adapters and kind is not Context:
-        raise UnsupportedModelError(
-            f"{adapters[0].path}: LoRA adapters of models that compute embeddings are not "
-            "supported yet"
-        )
+    for what, files in (("LoRA adapters", adapters), ("control vectors", control.files)):
+        if files and kind is not Context:
+            raise UnsupportedModelError(
+                f"{files[0].path}: {what} of models that compute embeddings are not supported yet"
+            )
     if sketch and kind is Context:
         kind = _SketchedContext
     context = kind(
@@ -301,6 +303,7 @@ def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
         params.context,
         params.embedding,
         read_adapters(params.adapters),
+        read_control(params.adapters),
         no_pipeline=plan.no_pipeline,
     )
 

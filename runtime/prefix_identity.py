@@ -17,6 +17,7 @@ from .. import kernels
 from ..base.errors import ModelFileError
 from ..base.settings import NO_JIT
 from ..kernels.cpu.compiler.isa import target
+from ..model.adapter_params import AdapterParams
 from ..model.gguf import open_gguf
 from ..model.prefix_file import Identity
 from .instance import Instance
@@ -37,6 +38,7 @@ def keys_identity(instance: Instance) -> Identity:
     kv = [model.kv_home(il).name for il in range(model.hp.n_layer)]
     return {
         "model": _digest_of_files(str(model.path)),
+        "control vectors": _control_identity(params.adapters),
         "metadata options": _digest(repr(params.metadata)),
         "positions": model.arch.describe(context.n_ctx) or "the model's",
         "type of keys": params.context.type_k.name,
@@ -57,6 +59,14 @@ def adapters_identity(instance: Instance, scales: Sequence[float]) -> str:
     files = instance.context.model.adapters.all
     used = [(s, file) for s, file in zip(scales, files, strict=True) if s != 0]
     return _digest(repr([(s, _digest_of_files(str(file.path))) for s, file in used]))
+
+
+def _control_identity(params: AdapterParams) -> str:
+    """Of the control vectors of all sequences."""
+    if not params.control_vector:
+        return "none"
+    files = [(scale, _digest_of_files(path)) for path, scale in params.control_vector]
+    return _digest(repr((files, params.control_vector_layer_range)))
 
 
 @cache

@@ -20,7 +20,7 @@ from ..model.embed_context import embeds
 from ..model.gguf import GGUFFile
 from ..model.placement import Placement, layer_devices, moe_overrides
 from ..sched.backend import Device
-from .adapters import read_adapters
+from .adapters import read_adapters, read_control
 from .params import OpenParams
 from .plan import (
     DevicePlan,
@@ -89,6 +89,7 @@ class Trials:
         self._placement = placement
         self._params = params
         self._adapters = read_adapters(params.adapters)
+        self._control = read_control(params.adapters)
         self._sketches: dict[tuple[Choice, str], Sketch] = {}
         self._plans: dict[tuple[Choice, str], ModelPlan] = {}
 
@@ -120,6 +121,7 @@ class Trials:
             options.context,
             options.embedding,
             self._adapters,
+            self._control,
             no_pipeline=no_pipeline,
             sketch=sketch,
         )

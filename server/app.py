@@ -37,6 +37,8 @@ from . import (
     routes_generate,
     routes_missing,
     routes_slots,
+    routes_streams,
+    routes_vertex,
     status,
     ui_files,
 )
@@ -82,6 +84,7 @@ SERVED: Final = (
     *routes.ROUTES,
     *routes_generate.ROUTES,
     *routes_control.ROUTES,
+    *routes_streams.ROUTES,
     *routes_slots.ROUTES,
     *routes_adapters.ROUTES,
     *routes_embed.ROUTES,
@@ -111,6 +114,8 @@ def create_app(
     app.on_response_prepare.extend((_set_headers, set_cors_headers))
     app.on_shutdown.append(_close_engine)
     config = state.config
+    if state.vertex is not None:
+        table = [*routes_vertex.vertex_routes(state.vertex, table, config.prefix), *table]
     has_pages = config.ui and not config.static_path  # a folder has pages of its own
     app.add_routes(
         web.RouteDef(route.method, config.prefix + route.path, route.handler, route.kwargs)
@@ -312,7 +317,7 @@ async def _slow_down(request: web.Request, handler: Handler) -> web.StreamRespon
     wait for its other requests."""
     state = request.app[STATE]
     network = network_of(request.remote or "")  # keys are not known yet
-    is_poll = own_path(request) in PUBLIC_PATHS
+    is_poll = _is_public(request)
     kind = Kind.POLL if is_poll else Kind.OTHER
     delay = state.pace.delay(network, asyncio.get_running_loop().time(), kind)
     if delay:
@@ -329,8 +334,7 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     check_origin(request, state.config)
     if request.method == "OPTIONS":
         return preflight(request, state.config)
-    is_page = own_path(request) in PUBLIC_PATHS
-    is_public = is_page and request.method in ("GET", "HEAD")
+    is_public = _is_public(request) and request.method in ("GET", "HEAD")
     is_file = request.match_info.handler in (static_file, *ui_files.HANDLERS)
     if not (is_public or is_file):
         if state.role is not Role.ROUTER:
@@ -341,9 +345,21 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         key = passed_key(request) if state.role is Role.MEMBER else _key_of(request, state.keys)
         if key is not None:
             request[KEY] = key
-            if is_work:
+            if is_work and not _is_envelope(request):
                 return await _counted(request, handler, key)
     return await handler(request)
+
+
+def _is_public(request: web.Request) -> bool:
+    """True for paths that need no key with GET."""
+    path, vertex = own_path(request), request.app[STATE].vertex
+    return path in PUBLIC_PATHS or (vertex is not None and path == vertex.health)
+
+
+def _is_envelope(request: web.Request) -> bool:
+    """True for a request whose parts are requests, which count instead of it."""
+    vertex = request.app[STATE].vertex
+    return vertex is not None and own_path(request) == vertex.predict
 
 
 async def _counted(request: web.Request, handler: Handler, key: Key) -> web.StreamResponse:

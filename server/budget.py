@@ -54,6 +54,13 @@ class RequestsBudget:
             reservation.n_held += cost
             self._held[client] += cost
 
+    def shrink(self, reservation: Reservation, n_bytes: int) -> None:
+        """Free all of a reservation but `n_bytes`."""
+        with self._lock:
+            if not reservation.is_over:
+                self._held[reservation.client] -= reservation.n_held - n_bytes
+                reservation.n_held = n_bytes
+
     def _check(self, client: str, cost: int) -> None:
         needs = f"the request may take {size_text(cost)} of memory"
         if cost > self._n_each_max:
@@ -101,3 +108,7 @@ class Reservation:
             OverloadedError: all requests hold too much now.
         """
         self._budget.take(self, cost)
+
+    def shrink(self, n_bytes: int) -> None:
+        """Keep `n_bytes` of what it holds."""
+        self._budget.shrink(self, n_bytes)

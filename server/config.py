@@ -100,6 +100,15 @@ class ServerConfig(Options):
         high=INT32_MAX,
         help="seconds that a client may read nothing of its reply; then it is disconnected",
     )
+    stream_timeout: int = option(
+        300,
+        "--stream-timeout",
+        metavar="SECONDS",
+        low=0,
+        high=86400,
+        help="seconds that a stream with X-Conversation-Id goes on, and is kept, without a reader; "
+        "0: it ends with its client",
+    )
     request_timeout: int = option(
         86400,
         "--request-timeout",

@@ -22,11 +22,16 @@ STOPPING: Final = "the server is stopping"
 
 
 class RunningRequests:
-    """The requests that the server handles now. Used in the event loop only."""
+    """The requests that the server handles now. Used in the event loop only.
+
+    Attributes:
+        is_draining: no new work is taken.
+        is_cancelled: all requests were cancelled.
+    """
 
     def __init__(self) -> None:
-        self.is_draining = False  # no new work is taken
-        self._is_cancelled = False
+        self.is_draining = False
+        self.is_cancelled = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ended = asyncio.Event()  # of a request
 
@@ -62,7 +67,7 @@ class RunningRequests:
 
     def cancel(self) -> None:
         """Cancel all requests. `cancelled_error` tells their handlers."""
-        self._is_cancelled = True
+        self.is_cancelled = True
         for task in self._tasks:
             task.cancel()
 
@@ -72,7 +77,7 @@ class RunningRequests:
         Raises:
             asyncio.CancelledError: the client has disconnected, so there is none.
         """
-        if not self._is_cancelled:
+        if not self.is_cancelled:
             raise asyncio.CancelledError
         task = asyncio.current_task()
         if task is not None:

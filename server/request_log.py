@@ -148,7 +148,10 @@ def _is_quiet(record: RequestRecord, state: ServerState) -> bool:
     loaded."""
     path = record.path.removeprefix(state.config.prefix)
     is_poll = state.model is None and record.status == 503  # until the model is loaded
-    is_quiet = path in QUIET_PATHS or path.startswith(UI_FILES) or record.method == "OPTIONS"
+    health = "" if state.vertex is None else state.vertex.health
+    is_quiet = (
+        path in (*QUIET_PATHS, health) or path.startswith(UI_FILES) or record.method == "OPTIONS"
+    )
     return is_poll or is_quiet
 
 

@@ -9,7 +9,7 @@ Tested by tests/server/test_http_completion.py, test_http_stream.py and test_htt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,27 +28,26 @@ from .budget import Reservation
 from .clients import client_of, network_of, owner_of, salt_of
 from .cost import body_cost, request_cost
 from .grammars import GrammarQueue
-from .http_errors import status_and_body
+from .kept_streaming import keeps_stream, kept_stream
 from .parsing import parse_body
 from .prompts import chat_task, choices_of, infill_task, text_task
 from .replies import CompletionReplies, Json, NativeReplies, Replies
 from .replies_chat import ChatReplies
-from .request_ids import REQUEST_ID
 from .request_log import record_of
 from .routes import json_response, text_model
 from .schema import CompletionBody, GenerationBody, InfillBody
 from .schema_chat import ChatBody, ConversationBody
-from .sse import DONE
 from .state import STATE
-from .streaming import EventStream
+from .streaming import (
+    STREAM_HEADERS,
+    EventStream,
+    end_bytes,
+    failure_bytes,
+    first_bytes,
+    ping_seconds,
+)
 from .tasks import GenerationTask
 from .writing import json_reply, write
-
-STREAM_HEADERS: Final = {
-    "Content-Type": "text/event-stream",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx: pass each event on immediately
-}
 
 AnyBody = TypeVar("AnyBody", bound=GenerationBody)
 Result = TypeVar("Result")
@@ -157,7 +156,8 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
         address = network_of(request.remote or "")
         with pace.generating(address), _controlled(request, bridge, replies):
             if replies.body.stream:
-                return await _stream(request, bridge, replies)
+                stream = kept_stream if keeps_stream(request) else _stream
+                return await stream(request, bridge, replies)
             return await _whole(request, bridge, replies)
 
 
@@ -200,45 +200,24 @@ async def _whole(request: web.Request, bridge: Bridge, replies: Replies) -> web.
 async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web.StreamResponse:
     """Stream events or lines. The response starts with the first event or ping: an error before
     that gets an ordinary error response."""
-    config = request.app[STATE].config
-    given = replies.body.sse_ping_interval
-    interval = config.sse_ping_interval if given is None else given
-    timeout = interval if interval > 0 else None
-    events = await bridge.events(timeout)
-    frames = replies.bytes_of(replies.first_chunks())
-    if not events:
-        frames += replies.ping_bytes()
-    updates = apply_events(events, replies.choices)
-    frames += b"".join(replies.frames(*update) for update in updates)
+    timeout = ping_seconds(request, replies)
+    frames = await first_bytes(bridge, replies, timeout)
     response = web.StreamResponse(headers={**STREAM_HEADERS, "Content-Type": replies.content_type})
     await response.prepare(request)
     send = partial(write, request, response)
     try:
         await send(frames)
         await EventStream(request, bridge, replies, timeout).run()
-        end = replies.bytes_of(replies.last_chunks())
-        await send(end + DONE if replies.ends_with_done else end)
+        await send(end_bytes(replies))
     except ConnectionError:
         raise
     except asyncio.CancelledError:
-        await _fail(request, send, replies, request.app[STATE].running.cancelled_error())
+        stopping = request.app[STATE].running.cancelled_error()
+        await send(failure_bytes(request, replies, stopping))
     except Exception as error:
-        await _fail(request, send, replies, error)
+        await send(failure_bytes(request, replies, error))
     await response.write_eof()
     return response
-
-
-async def _fail(
-    request: web.Request,
-    send: Callable[[bytes], Awaitable[None]],
-    replies: Replies,
-    error: BaseException,
-) -> None:
-    """End a stream with an error."""
-    body = status_and_body(error)[1]
-    record = record_of(request)
-    record.end, record.kind = body["error"]["message"], body["error"]["type"]
-    await send(replies.bytes_of(replies.failure(body, request[REQUEST_ID])))
 
 
 async def count(api: Api[AnyBody], more: Json, request: web.Request) -> web.Response:

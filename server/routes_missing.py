@@ -55,10 +55,12 @@ MISSING: Final = (
         CHAT,
         (
             *("/v1/assistants", "/v1/threads", "/v1/vector_stores", "/v1/realtime"),
-            *("/v1/moderations", "/v1/fine_tuning/*", "/invocations", "/predict"),
+            *("/v1/moderations", "/v1/fine_tuning/*", "/invocations"),
         ),
     ),
-    Missing("streams to resume", "a new request", ("/v1/stream", "/v1/streams/lookup")),
+    Missing(
+        "Vertex AI's predictions", "its variable AIP_MODE=PREDICTION for the server", ("/predict",)
+    ),
     Missing("tools that the server runs", "tools of the client", ("/tools", "/cors-proxy")),
 )
 

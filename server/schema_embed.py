@@ -18,11 +18,13 @@ from pydantic import (
     model_validator,
 )
 
+from .ollama.keep_alive import check_keep_alive
 from .schema import INT32_MAX, Body, Prompt, parts_of
 
 INPUT: Final = "a string, or a list of token ids and strings"
 DOCUMENT: Final = 'a string, or an object with a string as its "text"'
 
+KeepAlive = Annotated[JsonValue, BeforeValidator(check_keep_alive)]
 # llama-server's norms: -1 none, 0 largest absolute value, 1 taxicab, 2 Euclidean, above: p-norm
 Norm = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 
@@ -167,11 +169,11 @@ class TeiEmbedBody(InputsBody):
 
 
 class OllamaEmbedBody(InputsBody):
-    """POST /api/embed. `keep_alive` and `options` have no effect."""
+    """POST /api/embed. `options` have no effect."""
 
     input: Inputs
     truncate: bool = True
-    keep_alive: JsonValue = None
+    keep_alive: KeepAlive = None
     options: JsonValue = None
 
     @property
@@ -188,7 +190,7 @@ class OllamaPromptBody(InputsBody):
 
     prompt: str
     truncate: bool = True
-    keep_alive: JsonValue = None
+    keep_alive: KeepAlive = None
     options: JsonValue = None
 
     @property

@@ -24,6 +24,7 @@ from .clients import network_of
 from .config import ServerConfig
 from .draining import RunningRequests
 from .grammars import GrammarQueue
+from .kept_streams import KeptStreams
 from .key_limits import KeyLimits
 from .keys import KeyRing
 from .otel import Traces
@@ -32,6 +33,7 @@ from .progress import LoadProgress
 from .request_counts import RequestCounts
 from .responses.store import ResponseStore
 from .turns import Turns
+from .vertex import vertex
 
 ServedModel = Instance | EmbeddingInstance
 
@@ -65,6 +67,7 @@ class ServerState:
     ) -> None:
         self.config = config
         self.role = role
+        self.vertex = None if role is Role.MEMBER else vertex()  # is for the router
         self.keys = KeyRing(config.keys)
         self.key_limits = KeyLimits()
         self.memory = RequestsBudget(config.request_ram, config.requests_ram)
@@ -73,6 +76,7 @@ class ServerState:
         self.deliveries: Deliveries | None = None  # once a request generates a text
         self.controlled: dict[str, Bridge] = {}  # chats with `reasoning_control`, by reply id
         self.responses = ResponseStore(is_private=bool(config.keys))
+        self.streams = KeptStreams(self.memory, config.stream_timeout, is_private=bool(config.keys))
         # of work on bodies: two at once, so that one that takes long stops no other client
         self.lanes = [Turns(2) for _ in range(N_LANES)]
         self.bodies = BodyMemory(MIB * max(N_MIB_BODIES, N_LONGEST * config.max_body))

@@ -10,12 +10,65 @@ Tested by tests/server/test_http_stream.py and test_http_slow_reader.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Final
 
 from aiohttp import HttpVersion11, web
 
-from .bridge import Bridge, apply_events, are_finished
+from .bridge import Bridge, ChoiceEvent, apply_events, are_finished
+from .http_errors import status_and_body
 from .replies import Replies
+from .request_ids import REQUEST_ID
+from .request_log import record_of
+from .sse import DONE
+from .state import STATE
 from .writing import time_limit
+
+STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx: pass each event on immediately
+}
+
+
+def ping_seconds(request: web.Request, replies: Replies) -> float | None:
+    """Seconds of silence before a ping; None: no pings."""
+    given = replies.body.sse_ping_interval
+    interval = request.app[STATE].config.sse_ping_interval if given is None else given
+    return interval if interval > 0 else None
+
+
+async def first_bytes(bridge: Bridge, replies: Replies, ping_s: float | None) -> bytes:
+    """Wait for the first events, and return the begin of a stream. Raises as `next_bytes`."""
+    events = await bridge.events(ping_s)
+    begin = replies.bytes_of(replies.first_chunks())  # now the choices know what was cached
+    return begin + _bytes_of(events, replies)
+
+
+async def next_bytes(bridge: Bridge, replies: Replies, ping_s: float | None) -> bytes:
+    """Wait for events. Return their bytes, or a ping. Raises LamellaError: a generation failed."""
+    return _bytes_of(await bridge.events(ping_s), replies)
+
+
+def _bytes_of(events: Sequence[ChoiceEvent], replies: Replies) -> bytes:
+    if not events:
+        return replies.ping_bytes()
+    updates = apply_events(events, replies.choices)
+    return b"".join(replies.frames(*update) for update in updates)
+
+
+def end_bytes(replies: Replies) -> bytes:
+    """The last bytes of a stream, after all choices are finished."""
+    end = replies.bytes_of(replies.last_chunks())
+    return end + DONE if replies.ends_with_done else end
+
+
+def failure_bytes(request: web.Request, replies: Replies, error: BaseException) -> bytes:
+    """The last bytes of a stream that fails. Record the error."""
+    body = status_and_body(error)[1]
+    record = record_of(request)
+    record.end, record.kind = body["error"]["message"], body["error"]["type"]
+    return replies.bytes_of(replies.failure(body, request[REQUEST_ID]))
 
 
 class EventStream:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ...base.errors import ModelFileError, UnsupportedModelError
+from ..control_file import ARCH as CONTROL_VECTOR
 from ..gguf import GGUFFile
 from ..keys import Keys
 from .adapted import AdapterWeights
@@ -147,13 +148,19 @@ def open_architecture(file: GGUFFile) -> Architecture:
     Raises:
         UnsupportedModelError: an unknown architecture, or a value that is not supported.
         ModelFileError: a key is missing, or has a wrong type or an invalid value; or the file is an
-            adapter.
+            adapter or a control vector.
     """
     if file.metadata.str("general.type", "") == "adapter":
         raise ModelFileError(
             f"{file.path}: this is an adapter: open its model, with --lora {file.path}"
         )
-    return find_architecture(file.metadata.str("general.architecture"), file.path)(Keys(file))
+    name = file.metadata.str("general.architecture")
+    if name == CONTROL_VECTOR:
+        raise ModelFileError(
+            f"{file.path}: this is a control vector: open its model, with --control-vector "
+            f"{file.path}"
+        )
+    return find_architecture(name, file.path)(Keys(file))
 
 
 __all__ = [

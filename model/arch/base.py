@@ -132,18 +132,21 @@ class Architecture(ABC):
         page_size: int,
         n_ctx: int,
         adapters: Mapping[str, AdapterWeights] | None = None,
+        control: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """Build the graph of a step with a model's weights, see `GraphBuild`.
 
         If the inputs have scales of LoRA adapters, those of `adapters` are added to the weights of
-        these names.
+        these names. `control` are the directions of control vectors by layer.
 
         Return its logits [n_vocab, n_outputs], flagged as output.
         """
         scales = inputs.lora_scales
         adapted = None if scales is None else Adapted(adapters or {}, scales, inputs.out_ids)
         found = LoadedWeights(weights)
-        g = GraphBuild(self.hp, found, inputs, kv, page_size, n_ctx, self.norm, adapted)
+        g = GraphBuild(
+            self.hp, found, inputs, kv, page_size, n_ctx, self.norm, adapted, control or {}
+        )
         return self.forward(g).named("result_output").set_output()
 
     def build_embeddings(

@@ -7,7 +7,7 @@ dash, and the layer. Knows no devices and no memory. Tested by tests/model/test_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -42,6 +42,7 @@ class GraphBuild:
         n_ctx: the size of the context in tokens.
         norm_kind: the norm of the architecture.
         adapted: adds the products of LoRA adapters; None: no token of the step has an adapter.
+        control: the direction of each layer that control vectors steer, [n_embd].
         written: for each layer, its keys and values with those of this step.
         embeddings: the last layer's normalized output, if an output matrix follows it.
     """
@@ -54,6 +55,7 @@ class GraphBuild:
     n_ctx: int
     norm_kind: Norm = Norm.RMS
     adapted: Adapted | None = None
+    control: Mapping[int, Tensor] = field(default_factory=dict)
     written: dict[int, KVLayer] = field(default_factory=dict)
     embeddings: list[Tensor] = field(default_factory=list)
 
@@ -90,6 +92,11 @@ class GraphBuild:
         found = self.weight(name, ne, layer, op, files=files, adapts=adapts)
         assert found is not None, f"{name} is required"
         return found
+
+    def steered(self, x: Tensor, layer: int) -> Tensor:
+        """Return a layer's output x [n_embd, ...] plus the direction of control vectors, if any."""
+        direction = self.control.get(layer)
+        return x if direction is None else ops.add(x, direction).named(f"cvec-{layer}")
 
     # --- input and output ---
 

@@ -49,7 +49,7 @@ class Decoder(Architecture):
     def forward(self, g: GraphBuild) -> Tensor:
         x = self.embed(g)
         for il in range(self.hp.n_layer):
-            x = self.layer(LayerBuild.of(g, il), x)
+            x = g.steered(self.layer(LayerBuild.of(g, il), x), il)
         return self.logits(g, x)
 
     def embed(self, g: GraphBuild) -> Tensor:

@@ -55,7 +55,7 @@ class Gemma3n(PerLayer):
         streams = self.split(g, x)
         for il in range(self.hp.n_layer):
             b = LayerBuild.of(g, il)
-            streams = self.step(b, streams, self.input_of(b, inputs))
+            streams = g.steered(self.step(b, streams, self.input_of(b, inputs)), il)
         return self.logits(g, self.merged(g, streams))
 
     def step(self, b: LayerBuild, streams: Tensor, own: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class Gemma4(PerLayer):
                 x = ops.add(x, self.gated_input(b, x, self.input_of(b, inputs)))
             scale = b.weight("layer_output_scale.weight", (1,))
             x = b.named(x if scale is None else ops.mul(x, scale), "l_out")
+            x = g.steered(x, il)
         return self.logits(g, x)
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class Talkie(NormsWithoutWeights):
             b = LayerBuild.of(g, il)
             (skip,) = b.outputs(embeddings)
             factor = b.required("layer_output_scale.weight", (1,))
-            x = b.add(self.layer(b, x), ops.mul(skip, factor), "l_skip")
+            x = g.steered(b.add(self.layer(b, x), ops.mul(skip, factor), "l_skip"), il)
         return self.logits(g, x)
 
     def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,8 @@ from ..given import Given
 from ..logged import LoggedOnce
 from ..schema import Int
 from ..schema_chat import ConversationBody
+from .keep_alive import FIELD as KEEP_ALIVE
+from .keep_alive import keep_seconds
 from .request import (
     Options,
     chat_messages,
@@ -73,6 +75,7 @@ class OllamaBody(ConversationBody):
         for name in ("n", "n_cmpl"):
             if value.get(name) not in (None, 1):
                 raise field(name).wrong("1, as a reply of ollama's has one answer")
+        keep_seconds(field(KEEP_ALIVE))
         options, unknown = generation_options(field("options"))
         for name in _LOGGED.new(unknown):
             log.warning("ignoring an unknown option of ollama's requests: %s", name)

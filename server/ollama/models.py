@@ -22,7 +22,7 @@ from ...base.errors import ModelFileError, RequestError
 from ...model.chat.formats import find_format
 from ...model.description import ModelDescription, describe_model, plain_metadata
 from ...model.gguf import open_gguf
-from ...model.hub import CachedModel, HubModel, cached_models, read_url
+from ...model.hub import CachedModel, HubModel, cached_models, read_url, remove
 from ...runtime.instance import EmbeddingInstance
 from ..replies import Json
 from ..state import ServedModel
@@ -159,6 +159,15 @@ def _cached(model: CachedModel) -> Known:
     return Known(model.name, model.path, model.size, family, n_params, model.quant)
 
 
+def known_file(name: str, path: Path) -> Known:
+    """The model of a file."""
+    with suppress(ModelFileError, OSError):
+        found = _description(path, path.stat().st_mtime)
+        size, n_params = found.n_bytes, found.n_params
+        return Known(name, path, size, found.architecture, n_params, found.quantization)
+    return Known(name, path, 0, "", 0, "")
+
+
 @lru_cache(256)
 def _description(path: Path, _: float) -> ModelDescription:
     """The facts of a model's file, read once for each version of it."""
@@ -173,6 +182,21 @@ def cached_model(name: str) -> CachedModel | None:
     return next((model for model in models if model.name.lower() == plain), None)
 
 
+def cached_with(path: Path) -> CachedModel | None:
+    """The downloaded model that a file belongs to; None if it is no download."""
+    wanted = path.resolve()
+    models = cached_models()
+    return next((one for one in models if wanted in {p.resolve() for p in one.paths}), None)
+
+
+def remove_cached(model: CachedModel) -> None:
+    """Remove a downloaded model. Raises HTTPConflict."""
+    try:
+        remove(model)
+    except ModelFileError as error:
+        raise web.HTTPConflict(text=str(error)) from None
+
+
 def shown(model: ServedModel, name: str) -> Json:
     """POST /api/show. Raises HTTPNotFound: there is no such model."""
     if is_served(model, name):
@@ -180,12 +204,24 @@ def shown(model: ServedModel, name: str) -> Json:
     cached = cached_model(name)
     if cached is None or cached.is_partial:
         raise unknown(name)
-    with open_gguf(cached.path, header_only=True) as file:
-        described, metadata = describe_model(file), plain_metadata(file.metadata)
+    return _shown_file(_cached(cached))
+
+
+def shown_file(name: str, path: Path) -> Json:
+    """POST /api/show for the model of a file. Raises HTTPServiceUnavailable: it is damaged."""
+    return _shown_file(known_file(name, path))
+
+
+def _shown_file(known: Known) -> Json:
+    try:
+        with open_gguf(known.path, header_only=True) as file:
+            described, metadata = describe_model(file), plain_metadata(file.metadata)
+    except ModelFileError as error:
+        raise web.HTTPServiceUnavailable(text=str(error)) from None
     embeds = described.embeds
     template = described.chat_template
     return _shown(
-        _cached(cached),
+        known,
         metadata,
         template="" if embeds else template,
         params=described.sampling,

@@ -18,7 +18,7 @@ from pydantic import AliasChoices, Field
 
 from ...base.background import begin
 from ...base.errors import CancelledError, ModelFileError, RequestError
-from ...model.hub import HubModel, find_model, parse_model, remove
+from ...model.hub import HubModel, find_model, parse_model
 from ..bodies import work_on_body
 from ..clients import network_of
 from ..http_errors import status_and_body, unavailable
@@ -30,7 +30,7 @@ from ..schema import Body
 from ..sse import line_bytes
 from ..state import STATE, ServedModel
 from ..writing import write
-from .models import cached_model, is_served, plain_name, unknown
+from .models import cached_model, is_served, plain_name, remove_cached, unknown
 
 T = TypeVar("T")
 
@@ -84,10 +84,15 @@ class Download:
 
 
 async def pull(request: web.Request) -> web.StreamResponse:
-    body = await _named(request, PullBody)
-    download = Download(_repository(body.name))
-    lines = _lines(download, _changing(request, download.run))
-    if not body.stream:
+    body = await named(request, PullBody)
+    return await pull_model(request, _repository(body.name), stream=body.stream)
+
+
+async def pull_model(request: web.Request, wanted: HubModel, *, stream: bool) -> web.StreamResponse:
+    """Download a model, with lines that say how far it is if it is a stream."""
+    download = Download(wanted)
+    lines = _lines(download, changing(request, download.run))
+    if not stream:
         async for _ in lines:
             pass
         return json_response({"status": "success"})
@@ -124,9 +129,9 @@ async def _lines(download: Download, ended: asyncio.Future[Path]) -> AsyncIterat
 
 
 async def delete(request: web.Request) -> web.Response:
-    body = await _named(request, NamedBody)
+    body = await named(request, NamedBody)
     model = loaded_model(request)
-    await _changing(request, partial(_remove, model, body.name))
+    await changing(request, partial(_remove, model, body.name))
     return web.Response()
 
 
@@ -137,13 +142,10 @@ def _remove(model: ServedModel, name: str) -> None:
         raise unknown(name)
     if found is None or model.path.resolve() in {path.resolve() for path in found.paths}:
         raise web.HTTPConflict(text=f'model "{name}" is in use: this server serves it')
-    try:
-        remove(found)
-    except ModelFileError as error:
-        raise web.HTTPConflict(text=str(error)) from None
+    remove_cached(found)
 
 
-async def _named(request: web.Request, kind: type[AnyNamed]) -> AnyNamed:
+async def named(request: web.Request, kind: type[AnyNamed]) -> AnyNamed:
     """The body of a request that may change the downloaded models. Raises HTTPForbidden."""
     address = network_of(request.remote or "")
     if not request.app[STATE].keys and request.remote and not is_local(address):
@@ -165,7 +167,7 @@ def _repository(name: str) -> HubModel:
         ) from None
 
 
-def _changing(request: web.Request, work: Callable[[], T]) -> asyncio.Future[T]:
+def changing(request: web.Request, work: Callable[[], T]) -> asyncio.Future[T]:
     """Begin work that changes the downloaded models on a thread, if no other such work runs.
 
     Raises HTTPServiceUnavailable.

@@ -1,4 +1,4 @@
-"""Finds the field `model` of a JSON body, and reads no more than that.
+"""Finds fields of a JSON body, such as `model`, and reads no more than them.
 
 A body may have megabytes and is passed on as it is. So this jumps from string to string, in many
 short steps, and stops at the field. It does not check the rest: the model's process does.
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Final
 
 from ...base.errors import RequestError
 
 N_NAME_BYTES_MAX: Final = 4096
+N_SCALAR_BYTES_MAX: Final = 100
 _COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 
 
@@ -23,18 +25,50 @@ def model_in(body: bytes) -> str | None:
     Raises:
         RequestError: the field is no text.
     """
+    at = value_at(body, b"model")
+    return None if at < 0 else _name(body, at)
+
+
+def scalar_in(body: bytes, key: str) -> object:
+    """The value of a field of an object that is a number or a short text; None if the object does
+    not have it.
+
+    Raises:
+        RequestError: it is none of these.
+    """
+    at = value_at(body, key.encode())
+    if at < 0:
+        return None
+    part = body[at : at + N_SCALAR_BYTES_MAX].decode("utf-8", "ignore")
+    with suppress(ValueError):
+        value, end = json.JSONDecoder().raw_decode(part)
+        if not isinstance(value, dict | list) and end < N_SCALAR_BYTES_MAX:
+            found: object = value
+            return found
+    raise RequestError(f'"{key}" must be a number or a short text')
+
+
+def is_empty_in(body: bytes, key: str) -> bool:
+    """True if an object does not have a field, or its value is empty or null."""
+    at = value_at(body, key.encode())
+    return at < 0 or body.startswith((b'""', b"[]", b"null"), at)
+
+
+def value_at(body: bytes, key: bytes) -> int:
+    """Where the value of a field of an object begins; -1 if the object does not have it."""
+    quoted = b'"%b"' % key
     at, depth = 0, 0
     while (begin := body.find(b'"', at)) >= 0:
         depth += _levels(body, at, begin)
         end = _end_of_string(body, begin)
         if end < 0:
-            return None
-        if depth == 1 and end - begin == len(b'"model') and body.startswith(b'"model"', begin):
+            return -1
+        if depth == 1 and end - begin == len(key) + 1 and body.startswith(quoted, begin):
             colon = _COLON.match(body, end + 1)
             if colon is not None:
-                return _name(body, colon.end())
+                return colon.end()
         at = end + 1
-    return None
+    return -1
 
 
 def _levels(body: bytes, begin: int, end: int) -> int:

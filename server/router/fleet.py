@@ -124,24 +124,31 @@ class Fleet:
     # --- use ---
 
     @asynccontextmanager
-    async def use(self, member: Member, *, is_work: bool = True) -> AsyncIterator[Child]:
+    async def use(
+        self, member: Member, *, is_work: bool = True, keep: float | None = None
+    ) -> AsyncIterator[Child]:
         """The process of a model, loaded if it has none. The model stays until the block ends.
 
         Args:
             member: the model.
             is_work: it counts as used. Without it, it may sleep as if nothing had been.
+            keep: seconds that it stays in memory afterwards; None: as its preset says.
 
         Raises:
             UnavailableError: it cannot be loaded now.
         """
         member.n_running += 1
+        if is_work:
+            member.is_released = False
         try:
             yield await self._ready(member)
         finally:
             member.n_running -= 1
             if is_work:
-                member.t_used = time.monotonic()
+                member.t_used, member.keep = time.monotonic(), keep
             self._changed.set()
+            if (keep == 0 or member.is_released) and member.is_idle:
+                self._let_sleep(member)
 
     def load(self, member: Member) -> asyncio.Task[None]:
         """Begin to load a model, if nothing does yet.
@@ -168,6 +175,12 @@ class Fleet:
         else:
             member.n_failures, member.t_retry = 0, 0.0
             self._set(member, State.UNLOADED)
+
+    def release(self, member: Member) -> None:
+        """Let a model leave the memory as soon as no request uses it."""
+        member.is_released = True
+        if member.is_idle:
+            self._let_sleep(member)
 
     def replace(self, presets: Sequence[Preset]) -> None:
         """Take another list of models. Those that are gone or changed are unloaded.
@@ -324,10 +337,13 @@ class Fleet:
             await asyncio.sleep(N_SWEEP_SECONDS)
             now = time.monotonic()
             for member in self:
-                n_seconds = member.preset.sleep_idle_seconds
-                if member.is_idle and 0 <= n_seconds <= now - member.t_used:
-                    log.info('"%s" sleeps after %d s without requests', member.name, n_seconds)
-                    self._spawn(self._sleep(member))
+                leaves = member.t_leaves
+                if member.is_idle and leaves is not None and now >= leaves:
+                    self._let_sleep(member)
+
+    def _let_sleep(self, member: Member) -> None:
+        log.info('"%s" sleeps: its time without requests is over', member.name)
+        self._spawn(self._sleep(member))
 
     async def _sleep(self, member: Member) -> None:
         """Take a model out of memory, and keep what its clients may ask while it sleeps."""

@@ -8,10 +8,11 @@ get status 503, or an error event in a stream. Tested by tests/cli/test_serve_mo
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -21,13 +22,20 @@ from ...base.errors import LamellaError, UnavailableError
 from ..bodies import in_lane, read_body
 from ..clients import OWN_PREFIX, client_headers, client_of
 from ..error_shapes import ANTHROPIC, shape_of
+from ..given import Given
 from ..http_errors import error_body, status_and_body
+from ..kept_streaming import keeps_stream, wait_alone
+from ..ollama.keep_alive import FIELD as KEEP_ALIVE
+from ..ollama.keep_alive import keep_seconds
+from ..ollama.replies import now_text
 from ..request_ids import ID_HEADER, REQUEST_ID
 from ..request_log import record_of
+from ..routes import json_response
+from ..routes_streams import STREAM_PATH, asked_id
 from ..sse import event_bytes, line_bytes, named_event_bytes
 from ..state import STATE, own_path
 from ..writing import write
-from .body import model_in
+from .body import is_empty_in, model_in, scalar_in
 from .child import ORIGIN, Child
 from .member import Member, State
 from .router import ROUTER
@@ -35,6 +43,10 @@ from .router import ROUTER
 EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
 END_OF_EVENT: Final = b"\n\n"
+OLLAMA_PREFIX: Final = "/api/"
+CHAT_PATH: Final = "/api/chat"
+GENERATING: Final = {CHAT_PATH: "messages", "/api/generate": "prompt"}  # and the field of the text
+POLLS: Final = frozenset({"/metrics", "/status.json", "/slots"})  # of monitors and pages
 N_PART_BYTES: Final = 256 * 1024  # of a body that is sent
 
 # between two machines only (RFC 9110), or what the router itself answers for
@@ -66,35 +78,80 @@ async def forward_body(request: web.Request) -> web.StreamResponse:
         # the body counts until the process has it
         with state.bodies.body(client_of(request)) as held:
             raw = await read_body(request, held)
-            name = await in_lane(request, len(raw), partial(model_in, raw))
-            name = name or request.query.get("model")
-            if name is None and _is_stored(request):
+            wishes = await in_lane(request, len(raw), partial(_wishes, own_path(request), raw))
+            name = wishes.model or request.query.get("model")
+            if name is None and _is_kept(request):
                 return await _ask_all(request)
             member = request.app[ROUTER].member(name)
-            child = await _enter(stack, request, member)
+            if wishes.only_unloads:
+                request.app[ROUTER].fleet.release(member)
+                return _unloaded(request, name or member.name)
+            child = await _enter(stack, request, member, keep=wishes.keep)
             reply = await _send(stack, request, child, raw)
             del raw
-        return await _pass_back(request, child, reply)
+        return await _pass_all_back(request, child, reply)
+
+
+async def forward_named(
+    request: web.Request, member: Member, raw: bytes, *, is_work: bool
+) -> web.StreamResponse:
+    """Pass on a request for a model, with its body. Raises as `forward_body`."""
+    async with AsyncExitStack() as stack:
+        child = await _enter(stack, request, member, is_work=is_work)
+        return await _pass_back(request, child, await _send(stack, request, child, raw))
+
+
+class _Wishes(NamedTuple):
+    """What a body says to the router.
+
+    Attributes:
+        model: the name of the model.
+        keep: ollama's `keep_alive` in seconds.
+        only_unloads: it asks for nothing but to take the model out of memory.
+    """
+
+    model: str | None
+    keep: float | None = None
+    only_unloads: bool = False
+
+
+def _wishes(path: str, raw: bytes) -> _Wishes:
+    """Read what a body says to the router. Raises RequestError."""
+    name = model_in(raw)
+    if not path.startswith(OLLAMA_PREFIX):
+        return _Wishes(name)
+    keep = keep_seconds(Given(KEEP_ALIVE, scalar_in(raw, KEEP_ALIVE)))
+    is_empty = path in GENERATING and all(is_empty_in(raw, key) for key in GENERATING.values())
+    return _Wishes(name, keep, only_unloads=keep == 0 and is_empty)
+
+
+def _unloaded(request: web.Request, name: str) -> web.Response:
+    """The reply to a request that only unloads a model."""
+    text = {"message": {"role": "assistant", "content": ""}}
+    answer = text if own_path(request) == CHAT_PATH else {"response": ""}
+    ended = {"created_at": now_text(), **answer, "done": True, "done_reason": "unload"}
+    return json_response({"model": name, **ended})
 
 
 async def forward_query(request: web.Request) -> web.StreamResponse:
     """Pass on a request without a body. `?model=` names the model. Raises as `forward_body`."""
     router = request.app[ROUTER]
     name = request.query.get("model")
-    if name is None and _is_stored(request):
+    if name is None and _is_kept(request):
         return await _ask_all(request)
     async with AsyncExitStack() as stack:
         child = await _enter(stack, request, router.member(name))
         return await _pass_back(request, child, await _send(stack, request, child, b""))
 
 
-def _is_stored(request: web.Request) -> bool:
-    """True for a request about a stored response. Its body, if any, has no model."""
-    return "/responses/" in request.path and "id" in request.match_info
+def _is_kept(request: web.Request) -> bool:
+    """True for a request about a stored response or a kept stream: any model may have it."""
+    is_stored = "/responses/" in request.path and "id" in request.match_info
+    return is_stored or own_path(request) == STREAM_PATH
 
 
 async def _ask_all(request: web.Request) -> web.StreamResponse:
-    """Pass on a request for a stored response to the model that has it."""
+    """Pass on a request for something that a model keeps to the one that has it."""
     for member in request.app[ROUTER].fleet:
         if member.state is State.LOADED:
             async with AsyncExitStack() as stack:
@@ -102,12 +159,48 @@ async def _ask_all(request: web.Request) -> web.StreamResponse:
                 reply = await _send(stack, request, child, b"")
                 if reply.status != web.HTTPNotFound.status_code:
                     return await _pass_back(request, child, reply)
-    raise web.HTTPNotFound(text=f"no loaded model has {request.match_info['id'][:200]!r}")
+    id = request.match_info.get("id") or request.query.get("conv_id", "")
+    raise web.HTTPNotFound(text=f"no loaded model has {id[:200]!r}")
 
 
-async def _enter(stack: AsyncExitStack, request: web.Request, member: Member) -> Child:
-    """The process of a model, which stays until the end of the stack."""
+async def lookup_streams(request: web.Request) -> web.StreamResponse:
+    """Those of the given streams that the loaded models keep."""
+    with request.app[STATE].bodies.body(client_of(request)) as held:
+        raw = await read_body(request, held)
+    found: list[Any] = []
+    for member in request.app[ROUTER].fleet:
+        if member.state is State.LOADED:
+            async with AsyncExitStack() as stack:
+                child = await _enter(stack, request, member)
+                reply = await _send(stack, request, child, raw)
+                if reply.status != web.HTTPOk.status_code:
+                    return await _pass_back(request, child, reply)
+                found += json.loads(await reply.read())
+    return json_response(found)
+
+
+async def stop_stream(request: web.Request) -> web.StreamResponse:
+    """Stop a stream that a loaded model may keep."""
+    asked_id(request)
+    for member in request.app[ROUTER].fleet:
+        if member.state is State.LOADED:
+            async with AsyncExitStack() as stack:
+                await _send(stack, request, await _enter(stack, request, member), b"")
+    return web.Response(status=web.HTTPNoContent.status_code)
+
+
+async def _enter(
+    stack: AsyncExitStack,
+    request: web.Request,
+    member: Member,
+    *,
+    is_work: bool = True,
+    keep: float | None = None,
+) -> Child:
+    """The process of a model, which stays until the end of the stack. A poll loads none."""
     router = request.app[ROUTER]
+    if own_path(request) in POLLS and member.state is not State.LOADED:
+        raise UnavailableError(f'the model "{member.name}" is {member.state.value}')
     if not router.loads(request):
         if member.state is State.FAILED:
             raise UnavailableError(member.error)
@@ -116,8 +209,8 @@ async def _enter(stack: AsyncExitStack, request: web.Request, member: Member) ->
                 text=f'the model "{member.name}" is not loaded: POST /models/load, or start the '
                 "server without --no-models-autoload"
             )
-    is_work = request.method not in ("GET", "HEAD")
-    return await stack.enter_async_context(router.fleet.use(member, is_work=is_work))
+    is_work = is_work and request.method not in ("GET", "HEAD")
+    return await stack.enter_async_context(router.fleet.use(member, is_work=is_work, keep=keep))
 
 
 async def _send(
@@ -180,6 +273,29 @@ async def _pass_back(
         await _break_off(request, response, request.app[STATE].running.cancelled_error())
     await response.write_eof()
     return response
+
+
+async def _pass_all_back(
+    request: web.Request, child: Child, reply: aiohttp.ClientResponse
+) -> web.StreamResponse:
+    """Pass on the reply. If the client will come back for its stream, the model stays until that
+    ends. Raises as `_pass_back`."""
+    state = request.app[STATE]
+    try:
+        return await _pass_back(request, child, reply)
+    except (asyncio.CancelledError, ConnectionError):
+        if keeps_stream(request) and not state.running.is_cancelled:
+            rest = asyncio.create_task(_discard(reply, state.config.stream_timeout))
+            await wait_alone(rest, state.running)
+        raise
+
+
+async def _discard(reply: aiohttp.ClientResponse, n_seconds: float) -> None:
+    """Read the rest of a reply, for some time."""
+    with suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(n_seconds):
+            while await reply.content.readany():
+                pass
 
 
 async def _next_part(child: Child, reply: aiohttp.ClientResponse) -> bytes:

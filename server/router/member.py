@@ -6,6 +6,7 @@ Knows no other model and decides nothing. Tested by tests/server/test_router_fle
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from enum import Enum
@@ -42,6 +43,8 @@ class Member:
         n_running: requests that use it or wait for it.
         t_used: when the last one ended, by the monotonic clock.
         t_loaded: when it was loaded.
+        is_released: it leaves the memory when no request uses it.
+        keep: seconds that it stays after the last request, which has said so; None: as its preset.
         error: why it failed.
         exit_code: the status of a process that failed.
         n_failures: how often it failed in a row.
@@ -59,6 +62,8 @@ class Member:
     n_running: int = 0
     t_used: float = 0.0
     t_loaded: float = 0.0
+    is_released: bool = False
+    keep: float | None = None
     error: str = ""
     exit_code: int | None = None
     n_failures: int = 0
@@ -75,6 +80,17 @@ class Member:
     def is_idle(self) -> bool:
         """True if it is loaded and no request uses it."""
         return self.state is State.LOADED and self.n_running == 0
+
+    @property
+    def is_stopping(self) -> bool:
+        """True if its last process still runs."""
+        return self.stopping is not None and not self.stopping.done()
+
+    @property
+    def t_leaves(self) -> float | None:
+        """When it leaves the memory if nothing uses it, by the monotonic clock; None: never."""
+        seconds = float(self.preset.sleep_idle_seconds) if self.keep is None else self.keep
+        return self.t_used + seconds if 0 <= seconds < math.inf else None
 
     @property
     def has_process(self) -> bool:

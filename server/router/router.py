@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from ..ollama.models import TAG
 from .config import RouterConfig
 from .fleet import Fleet
 from .member import Member
@@ -50,7 +51,7 @@ class Router:
                 text=f'"model" is missing: this server has several models: {_list(fleet.names)}; '
                 "GET requests name one with ?model="
             )
-        found = fleet.find(name)
+        found = fleet.find(name) or fleet.find(name.removesuffix(TAG))
         if found is None:
             close = difflib.get_close_matches(name[:200], fleet.all_names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"models are {_list(fleet.names)}"

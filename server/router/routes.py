@@ -18,17 +18,18 @@ from ..bodies import work_on_body
 from ..draining import STOPPING
 from ..http_errors import unavailable
 from ..metrics import CONTENT_TYPE
-from ..ollama import routes as ollama
 from ..parsing import parse_object
 from ..replies import SYSTEM_FINGERPRINT
 from ..routes import json_response, live
-from ..routes_generate import STREAM_HEADERS
 from ..routes_missing import Missing, refuse
+from ..routes_streams import LOOKUP_PATH, STREAM_PATH
 from ..sse import PING, event_bytes
 from ..state import STATE
+from ..streaming import STREAM_HEADERS
 from ..ui_files import chat_page
 from ..writing import write
-from .forward import forward_body, forward_query
+from . import ollama
+from .forward import forward_body, forward_query, lookup_streams, stop_stream
 from .member import Member, State
 from .metrics import render
 from .router import ROUTER
@@ -37,11 +38,6 @@ Json = dict[str, Any]
 
 DOWNLOADS: Final = Missing(
     "downloads by the server", "`lamella pull MODEL`, and a section of --models-preset", ()
-)
-LISTS: Final = Missing(
-    "ollama's lists and downloads in a server of several models",
-    "GET /v1/models, and `lamella pull` and `lamella rm`",
-    (),
 )
 
 
@@ -171,18 +167,16 @@ OWN: Final = (
     web.get("/props", props),
     web.get("/models", models),
     web.get("/v1/models", models),
-    web.get("/models/sse", sse),
+    web.get("/models/sse", sse, allow_head=False),
     web.post("/models/load", load),
     web.post("/models/unload", unload),
     web.get("/v1/models/{name:.+}", models),
+    web.get(STREAM_PATH, forward_query, allow_head=False),
+    web.delete(STREAM_PATH, stop_stream),
+    web.post(LOOKUP_PATH, lookup_streams),
     web.post("/models", partial(refuse, DOWNLOADS)),
     web.delete("/models", partial(refuse, DOWNLOADS)),
-    *(
-        web.route("*", route.path, partial(refuse, LISTS))
-        for route in ollama.LISTS
-        if route.handler is not ollama.version
-    ),
-    web.get("/api/version", ollama.version),
+    *ollama.ROUTES,
 )
 
 

@@ -30,6 +30,7 @@ WIDER: Final = {
     "chat_template_kwargs": "Mapping[str, object] | None",
     "override_kv": "Mapping[str, bool | int | float | str]",
     "OpenParams.lora": "str | Sequence[str | tuple[str, float]]",
+    "control_vector": "str | Sequence[str | tuple[str, float]]",
     "RequestParams.lora": "Sequence[Mapping[str, float]]",
     "logit_bias": "Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]",
     "json_schema": "Mapping[str, object] | bool | str | type | TypeAdapter[Any]",

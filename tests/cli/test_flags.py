@@ -77,6 +77,17 @@ def test_number_of_layers(flags: str, n: int | None) -> None:
     assert open_params(parsed("run", "-m", "f", *flags.split())).placement.n_gpu_layers == n
 
 
+def test_a_flag_with_two_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "--control-vector-layer-range"
+    found = open_params(parsed("run", "-m", "f", name, "2", "5")).adapters
+    assert found.control_vector_layer_range == (2, 5)
+    monkeypatch.setenv("LAMELLA_ARG_CONTROL_VECTOR_LAYER_RANGE", "3 4")
+    found = open_params(parsed("run", "-m", "f")).adapters
+    assert found.control_vector_layer_range == (3, 4)
+    with pytest.raises(RequestError, match="must be the first and the last layer"):
+        found.change(control_vector_layer_range=(1,))
+
+
 def test_placement_defaults() -> None:
     params = open_params(parsed("run", "-m", "f")).placement
     assert (params.overrides, params.n_cpu_moe, params.placement) == ((), None, "warn")

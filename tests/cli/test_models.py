@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import lamella, tiny_model
+from control_vectors import directions, write_control
 from fake_hub import FakeHub
 from hub_world import hub_world
 from make_adapter import named, random_matrices, write_adapter
@@ -209,6 +211,27 @@ def test_show_an_adapter(tmp_path: Path) -> None:
     assert wrong.returncode == 1 and "this is an adapter: open its model" in wrong.stderr
     wrong = lamella("run", model, *run, "--lora", model)
     assert wrong.returncode == 1 and "general.type is missing: must be 'adapter'" in wrong.stderr
+
+
+def test_run_with_a_control_vector(tmp_path: Path) -> None:
+    model, path = tmp_path / "tiny.gguf", tmp_path / "steer.gguf"
+    write_model(replace(TINY["llama"], n_layer=4), model)
+    write_control(path, directions(4, 64))
+    run = ["-p", "ab", "-n", "8", "--temp", "0", "-c", "64", "--ignore-eos"]
+    texts = [
+        lamella("run", model, *run, *more).stdout
+        for more in (
+            [],
+            ["--control-vector", path],
+            ["--control-vector-scaled", f"{path}:0.5,{path}:0.5"],
+            ["--control-vector", path, "--control-vector-layer-range", "2", "3"],
+        )
+    ]
+    assert len(set(texts)) == 3 and texts[1] == texts[2]
+    wrong = lamella("run", model, *run, "--control-vector", model)
+    assert wrong.returncode == 1 and "a control vector has tensors direction.1" in wrong.stderr
+    wrong = lamella("run", "--model", path, *run)
+    assert wrong.returncode == 1 and "this is a control vector: open its model" in wrong.stderr
 
 
 @pytest.mark.parametrize("source", ["u/tiny:Q8_0", "url"])

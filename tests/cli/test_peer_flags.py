@@ -33,6 +33,7 @@ VALUES: Final = {
     "--cache-type-k": "f16",
     "--cache-type-v": "q8_0",
     "--chat-template": "chatml",
+    "--control-vector-scaled": "steer.gguf:0.5",
     "--chat-template-kwargs": '{"enable_thinking": false}',
     "--device": "none",
     "--grammar": 'root ::= "yes"',
@@ -166,12 +167,15 @@ def test_command_lines_of_llama_cli(line: str, tmp_path: Path) -> None:
 
 def test_a_command_line_of_llama_server(serve: Parser) -> None:
     line = "-m f -fa -ngl 99 -c 4096 --host 0.0.0.0 --port 8081 -np 2 --jinja -cb --metrics -a x"
+    line += " --cache-reuse 256"
     found = serve.parse_args(line.split())
     assert (found.n_gpu_layers, found.n_ctx, found.host, found.port) == (99, 4096, "0.0.0.0", 8081)
     assert [*notes(found)] == [
         "-fa has no effect: attention is always computed without storing its scores",
         "--jinja has no effect: chat templates are always rendered by Jinja",
         "-cb has no effect: requests are always batched continuously",
+        "--cache-reuse has no effect: common prefixes are reused; text behind a change is "
+        "evaluated",
     ]
 
 

@@ -18,6 +18,9 @@ from typing import Any, cast
 import pytest
 from commands import lamella
 from http_world import Reply, RunningServer
+from make_adapter import arch_of, named, random_matrices, write_adapter
+from page_browser import ENTER, open_browser
+from page_world import Chat
 from serving import Server
 
 from lamella.model.shipped import shipped_model
@@ -103,15 +106,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def router(folder: Path) -> Iterator[Router]:
     """A router with two models of one file, and a broken one. At the end, SIGTERM ends it and
     all its processes."""
-    models = folder / "models"
+    models, slots = folder / "models", folder / "slots"
     models.mkdir()
+    slots.mkdir()
     (models / "broken.gguf").write_bytes(b"GGUF, but not really")
-    preset = folder / "models.ini"
+    adapter, preset = folder / "adapter.gguf", folder / "models.ini"
+    write_adapter(adapter, arch_of(MODEL), named(random_matrices(MODEL, 2, strength=0.5)))
     preset.write_text(
         f"[*]\nctx-size = 1024\n[one]\nmodel = {MODEL}\nalias = first\nload-on-startup = on\n"
-        f"[two]\nmodel = {MODEL}\ntemp = 0\n"
+        f"[two]\nmodel = {MODEL}\ntemp = 0\nlora = {adapter}\nlora-init-without-apply = on\n"
     )
     flags = ["--models-preset", str(preset), "--models-dir", str(models), "--models-max", "2"]
+    flags += ["--slot-save-path", str(slots)]
     server = Server(None, *flags, "--metrics", "--api-key", "secret")
     log = threading.Thread(target=lambda: server.log.extend(server.process.stderr or ()))
     log.start()
@@ -278,6 +284,105 @@ def test_strange_bytes_in_a_request(router: Router, head: bytes, query: bytes) -
     assert reply.split()[1] in (b"200", b"400"), reply
 
 
+def test_ollama_s_lists_load_no_model(router: Router) -> None:
+    assert router.post("/tokenize", {"content": "a", "model": "one"}).status == 200
+    router.post("/models/unload", {"model": "two"})
+    until(lambda: not router.is_in("two", "loaded"))
+    listed = {one["name"]: one for one in router.get("/api/tags").json["models"]}
+    assert {"one", "two", "broken"} <= set(listed)
+    assert listed["two"]["details"]["family"] == "llama"
+    assert listed["two"]["size"] > 10**6
+    assert listed["broken"]["details"]["family"] == ""
+    (running,) = router.get("/api/ps").json["models"]
+    assert running["name"] == "one" and running["size"] > 10**6
+    for name in ("one", "two:latest"):
+        shown = router.post("/api/show", {"model": name}).json
+        assert shown["model_info"]["general.architecture"] == "llama"
+        assert "completion" in shown["capabilities"]
+    assert router.post("/api/show", {"model": "none"}).status == 404
+    assert router.post("/api/show", {"model": "broken"}).status == 503
+    assert router.is_in("two", "unloaded")
+    for poll in ("/metrics", "/status.json", "/slots"):
+        reply = router.get(f"{poll}?model=two")
+        assert (reply.status, reply.error["message"]) == (503, 'the model "two" is unloaded')
+    assert router.is_in("two", "unloaded"), "a poll must not load it"
+
+
+def test_files_of_the_server_are_not_downloaded_or_deleted(router: Router) -> None:
+    reply = router.post("/api/pull", {"model": "two"})
+    assert (reply.status, "nothing to download" in reply.json["error"]) == (400, True)
+    assert router.post("/api/pull", {"model": "u/none"}).status == 404
+    if router.is_in("two", "loaded"):
+        router.post("/models/unload", {"model": "two"})
+
+    def refusal(name: str) -> str:
+        reply = router.call("DELETE", "/api/delete", {"model": name})
+        assert reply.status == 409
+        return cast(str, reply.json["error"])
+
+    until(lambda: "not a download" in refusal("two"))  # once its process has ended
+    assert "in memory" in refusal("one")
+    assert MODEL.is_file()
+    assert router.call("DELETE", "/api/delete", {"model": "two"}, {}).status == 401
+
+
+def test_keep_alive(loaded: Router) -> None:
+    body = {"model": "two", "prompt": "Once", "options": {"num_predict": 2}, "stream": False}
+    assert loaded.post("/api/generate", body | {"keep_alive": "1h"}).json["done"]
+    expires = {one["name"]: one["expires_at"] for one in loaded.get("/api/ps").json["models"]}
+    assert expires["one"].startswith("2300") and expires["two"] < expires["one"]
+    reply = loaded.post("/api/generate", body | {"keep_alive": "soon"})
+    assert (reply.status, '"keep_alive" must' in reply.json["error"]) == (400, True)
+    assert loaded.post("/api/generate", body | {"keep_alive": 0}).json["done"]
+    until(lambda: loaded.is_in("two", "sleeping"))
+    for path in ("generate", "chat"):  # as `ollama stop` asks
+        reply = loaded.post(f"/api/{path}", {"model": "two", "keep_alive": 0})
+        assert reply.json["done_reason"] == "unload"
+        assert loaded.is_in("two", "sleeping")
+    assert loaded.post("/api/generate", {"model": "one", "keep_alive": 0}).status == 200
+    until(lambda: loaded.is_in("one", "sleeping"))
+
+
+def test_slots_and_adapters_of_a_model(loaded: Router) -> None:
+    ask = PROMPT | {"model": "two", "n_predict": 30, "id_slot": 0}
+    plain = text(loaded.post("/completion", ask))
+    saved = loaded.post("/slots/0?action=save&model=two", {"filename": "kept"})
+    assert saved.status == 200 and saved.json["n_saved"] > 30
+    erased = loaded.post("/slots/0?action=erase&model=two", {})
+    assert erased.json["n_erased"] > 0
+    restored = loaded.post("/slots/0?action=restore&model=two", {"filename": "kept"})
+    assert restored.json["n_restored"] == saved.json["n_saved"]
+    again = loaded.post("/completion", ask)
+    assert text(again) == plain and again.json["timings"]["cache_n"] > 0
+    assert loaded.post("/slots/0?action=save", {"filename": "kept"}).status == 400
+    (adapter,) = loaded.get("/lora-adapters?model=two").json
+    assert adapter["scale"] == 0.0
+    assert loaded.get("/lora-adapters?model=one").json == []
+    scales = [{"id": 0, "scale": 1.0}]
+    assert text(loaded.post("/completion", ask | {"lora": scales})) != plain
+    assert loaded.post("/lora-adapters?model=two", scales).json == {"success": True}
+    assert text(loaded.post("/completion", ask)) != plain
+    assert loaded.post("/lora-adapters?model=two", []).json == {"success": True}
+    assert text(loaded.post("/completion", ask)) == plain
+
+
+def test_the_chat_page_of_several_models(router: Router) -> None:
+    """It asks for the key, lists the models, and the chosen one answers."""
+    with open_browser() as browser:
+        chat = Chat(browser, router).open()
+        browser.wait("document.querySelector('#key-dialog p') !== null")
+        browser.press(*"secret", ENTER)
+        browser.wait("document.getElementById('models').options.length >= 3")
+        assert browser.texts("#models option")[:3] == ["one", "two", "broken"]
+        browser.driver.execute_script(
+            "const s = document.getElementById('models'); s.value = 'two';"
+            "s.dispatchEvent(new Event('change'))"
+        )
+        assert chat.ask("Tell me a story").strip()
+        counted = router.get("/metrics?model=two").raw.decode()
+        assert 'path="/v1/chat/completions"' in counted
+
+
 def test_metrics_of_all_models(loaded: Router) -> None:
     text = loaded.get("/metrics").raw.decode()
     lines = text.splitlines()
@@ -301,6 +406,38 @@ def test_a_disconnected_client_frees_the_model(router: Router) -> None:
     until(lambda: not any(slot["is_processing"] for slot in router.get("/slots?model=two").json))
     text = router.get("/metrics").raw.decode()
     assert 'lamella_model_requests{model="two"} 0.0' in text
+
+
+def test_a_client_comes_back_for_its_stream(router: Router) -> None:
+    """The model keeps the stream, and the router finds it there."""
+    headers = {**KEY, "X-Conversation-Id": "chat::two"}
+    body = PROMPT | {"model": "two", "n_predict": 400, "stream": True}
+    with closing(router.connect()) as client:
+        client.request("POST", "/completion", json.dumps(body).encode(), headers)
+        begin = client.getresponse().read(300)
+
+    def entry() -> dict[str, Any]:
+        reply = router.post("/v1/streams/lookup", {"conversation_ids": ["chat", "other"]})
+        (found,) = reply.json
+        return cast(dict[str, Any], found)
+
+    assert entry()["conversation_id"] == "chat::two"
+    while True:  # the model stays busy until the stream ends
+        metrics = router.get("/metrics").raw.decode()
+        if entry()["is_done"]:
+            break
+        assert 'lamella_model_requests{model="two"} 0.0' not in metrics
+    whole = router.get("/v1/stream?conv_id=chat::two&from=0")
+    assert whole.events[-1]["tokens_predicted"] == 400
+    assert whole.raw.startswith(begin)
+    assert router.get("/v1/stream?conv_id=chat::two&from=300").raw == whole.raw[300:]
+    assert entry()["is_done"]
+    until(lambda: 'lamella_model_requests{model="two"} 0.0' in router.get("/metrics").raw.decode())
+    assert router.call("DELETE", "/v1/stream?conv_id=chat::two").status == 204
+    assert router.get("/v1/stream?conv_id=chat::two").status == 404
+    assert router.get("/v1/stream").status == 400
+    assert router.call("DELETE", "/v1/stream").status == 400
+    assert router.post("/v1/streams/lookup", {"conversation_ids": 1}).status == 400
 
 
 def test_a_model_that_is_not_loaded_and_shall_not_be(router: Router) -> None:

@@ -9,12 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from control_vectors import write_control
 from golden_data import STORIES, TINY, check_golden, golden_cases, model_path
 from gpus import Gpus, emulated_gpus
 from model_files import TYPES, ModelFiles
 from model_run import (
     MOST_DIVERGENCE,
+    N_UBATCH,
     F32Array,
+    cpu,
     decode,
     divergence,
     greedy,
@@ -23,6 +26,7 @@ from model_run import (
     opened,
     some_tokens,
 )
+from placed import placed
 from tiny_models import TINY as ARCHITECTURES
 from window_models import write_window_model
 
@@ -31,6 +35,8 @@ from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Op
 from lamella.graph.op import VIEW_OPS
 from lamella.model.context import Context
+from lamella.model.control_file import NO_CONTROL, ControlFiles, read_control_vector
+from lamella.model.loader import load_model
 from lamella.model.params import ContextParams
 
 pytestmark = pytest.mark.timeout(900)
@@ -203,6 +209,29 @@ def test_bits_do_not_depend_on_the_order_of_threads(gpus: Gpus, files: ModelFile
                 for chunks in ((), (3, 1)):
                     first = logits_of(a, tokens, *chunks)
                     assert logits_of(b, tokens, *chunks).tobytes() == first.tobytes()
+
+
+def test_control_vectors_are_added_on_the_gpu(
+    gpus: Gpus, files: ModelFiles, tmp_path: Path
+) -> None:
+    path = files.random("deep", "F16")
+    rng = np.random.default_rng(4)
+    vectors = {f"direction.{il}": rng.standard_normal(64, np.float32) for il in (1, 2, 4)}
+    control = ControlFiles((read_control_vector(write_control(tmp_path / "c.gguf", vectors)),))
+    found = []
+    for devices, used in (((), control), (gpus.devices[:1], control), ((), NO_CONTROL)):
+        params = ContextParams(n_ctx=256, n_ubatch=N_UBATCH)
+        with (
+            load_model(path, placed(cpu(), devices), control=used) as model,
+            Context(model, params) as context,
+        ):
+            tokens = some_tokens(context, 40)
+            found.append(logits_of(context, tokens))
+            if devices:
+                assert_all_on(gpus, context)
+                assert logits_of(context, tokens, 7, 1).tobytes() == found[-1].tobytes()
+    on_cpu, on_gpu, plain = found
+    assert divergence(on_gpu, on_cpu) < MOST_DIVERGENCE < divergence(plain, on_cpu)
 
 
 # --- compiling, and errors ---

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from control_vectors import write_control
 from matrix import combinations
 from open_params import open_params
 from planning import CONFIGURATIONS, N_DEEP_VOCAB, N_LAYER, SMALL, plan_of, sim, write_deep
@@ -22,8 +23,10 @@ from lamella.base.settings import NO_FUSION, STRICT
 from lamella.graph import GGMLType, Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
+from lamella.model.arch import open_architecture
 from lamella.model.batch import Batch
 from lamella.model.context import Context
+from lamella.model.gguf import open_gguf
 from lamella.model.kv_pages import PAGE_SIZE
 from lamella.model.loader import load_model
 from lamella.runtime import devices as lookup
@@ -149,6 +152,18 @@ def test_a_plan_is_exact_without_fusion(deep: Path, devices: Sequence[str]) -> N
         plan = plan_of(deep, devices=devices)
         with opened(plan) as context:
             check_exact(context, plan)
+
+
+def test_a_plan_is_exact_with_a_control_vector(deep: Path, tmp_path: Path) -> None:
+    with open_gguf(deep, header_only=True) as file:
+        hp = open_architecture(file).hp
+    vectors = {f"direction.{il}": np.ones(hp.n_embd, np.float32) for il in (1, hp.n_layer - 1)}
+    steer = write_control(tmp_path / "steer.gguf", vectors)
+    devices = ("sim:1GiB:2",)
+    plan = plan_of(deep, devices=devices, n_gpu_layers=2, control_vector=(steer,))
+    with opened(plan) as context:
+        assert len(context.model.control.directions) == 2
+        check_exact(context, plan)
 
 
 def test_a_pipeline_needs_enough_memory(deep: Path) -> None:

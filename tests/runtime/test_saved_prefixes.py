@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
+from control_vectors import write_control
 from open_params import open_params
 from tiny_models import TINY, write_model
 from window_models import write_window_model
@@ -81,11 +83,13 @@ def test_files_of_other_models_and_settings_are_refused(tmp_path: Path, path: Pa
             save_prefix(instance, tmp_path / "other", [7, 7, 7])
     other = tmp_path / "other.gguf"
     write_model(TINY["llama"], other, GGMLType.Q8_0, seed=2)
+    steer = write_control(tmp_path / "steer.gguf", {"direction.1": np.ones(64, np.float32)})
     for params, what in (
         (opened(cpu, other), "model"),
         (opened(cpu, path, type_k="q8_0"), "type of keys"),
         (opened(cpu, path, rope_freq_base=5000.0), "metadata options"),
         (opened(PLACEMENTS["sim+cpu"], path), "placement"),
+        (opened(cpu, path, control_vector=(steer,)), "control vectors"),
     ):
         with (
             open_instance(params) as instance,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from lamella.base.errors import RequestError
-from lamella.server.router.body import N_NAME_BYTES_MAX, model_in
+from lamella.server.router.body import N_NAME_BYTES_MAX, is_empty_in, model_in, scalar_in
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,43 @@ def test_a_long_body_takes_linear_time(prompt: object) -> None:
     begin = time.thread_time()
     assert model_in(raw) == "last"
     assert time.thread_time() - begin < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-1.5", -1.5),
+        ('"5m"', "5m"),
+        ("null", None),
+        ("true", True),
+        ('"\\u0035m"', "5m"),
+    ],
+)
+def test_numbers_and_short_texts(text: str, value: object) -> None:
+    for body in ('{"x": 1}', '{"x": {"keep": 9}}'):
+        assert scalar_in(body.encode(), "keep") is None
+    for body in (f'{{"keep": {text}}}', f'{{"p": "\\"keep\\": 1", "keep" :{text}, "x": "ä"}}'):
+        assert scalar_in(body.encode(), "keep") == value
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", "x", "", "1" * 5000, '"' + "x" * 200 + '"'])
+def test_other_values_are_refused(text: str) -> None:
+    with pytest.raises(RequestError, match='"keep" must be a number or a short text'):
+        scalar_in(f'{{"keep": {text}}}'.encode(), "keep")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_empty"),
+    [
+        ({}, True),
+        ({"prompt": ""}, True),
+        ({"prompt": None}, True),
+        ({"prompt": []}, True),
+        ({"prompt": "a"}, False),
+        ({"prompt": ["a"]}, False),
+        ({"x": {"prompt": "a"}}, True),
+    ],
+)
+def test_fields_that_are_empty(body: object, is_empty: bool) -> None:
+    assert is_empty_in(json.dumps(body).encode(), "prompt") is is_empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import stat
@@ -441,3 +442,29 @@ def test_the_end_of_a_process_in_words() -> None:
     assert exit_text(3) == "has ended with status 3"
     assert exit_text(-signal.SIGSEGV) == "was ended by SIGSEGV"
     assert exit_text(-250) == "was ended by signal 250"
+
+
+def test_a_request_says_how_long_its_model_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "N_SWEEP_SECONDS", 0.02)
+
+    async def test() -> None:
+        presets = [model("a", sleep_idle_seconds=0), model("b"), model("c"), model("d")]
+        async with world(tmp_path, *presets) as w:
+            for name, keep in (("a", math.inf), ("b", 0.05), ("c", 0.0)):
+                async with w.fleet.use(w[name], keep=keep):
+                    pass
+            await w.use("d")
+            assert w["a"].t_leaves is None
+            await w.until(lambda: w.states["b"] == w.states["c"] == "sleeping")
+            assert w.states["a"] == w.states["d"] == "loaded"
+            await w.use("a")  # as its preset says
+            await w.until(lambda: w.states["a"] == "sleeping")
+            async with w.fleet.use(w["d"]):
+                w.fleet.release(w["d"])
+                await asyncio.sleep(0.05)
+                assert w.states["d"] == "loaded"
+            await w.until(lambda: w.states["d"] == "sleeping")
+
+    run(test())

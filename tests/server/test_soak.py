@@ -22,6 +22,7 @@ CASES = [
     )
     for text in ("a", "ab")
 ]
+STREAM = Case("stream", TEXT, "/completion", CASES[0].body | {"stream": True}, lambda _: "")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,18 @@ def test_clients_find_nothing_in_equal_replies(load: Load) -> None:
     assert load.findings == []
     assert load.n_requests == 30
     assert load.counts["compared"] > 0
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_clients_that_come_back(
+    load: Load, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    monkeypatch.setattr(soak_client, "ACTIONS", {"resume": 1})
+    load.cases = [*CASES, STREAM]
+    load.alone.append("another text" if is_wrong else load.alone[0])
+    run_client(load, seed=1, number=0, n_requests=5)
+    assert load.counts["resumed"] == 5
+    assert len(load.findings) == (5 if is_wrong else 0), load.findings
 
 
 def test_another_text_is_a_finding(load: Load) -> None:
