@@ -46,7 +46,9 @@ class CpuPlan:
         self._nodes = graph.nodes
         kernels = (k for step in self.steps for k in step.call.kernels())
         load_all((*POOL_KERNELS, *kernels), progress)
-        self.n_threads = n_threads
+        # sleeping threads are not woken for a plan that one thread computes
+        is_alone = all(step.call.one_thread for step in self.steps)
+        self.n_threads = 1 if is_alone else n_threads
         slots, shared = steps.scratch_layout(LINE)
         self.work_size = work_size(steps, n_threads)
         allocate = workspace or OWN_MEMORY.alloc_buffer
@@ -57,7 +59,7 @@ class CpuPlan:
         self._error = np.zeros(1, np.int64)
         self._entries = np.zeros((len(self.steps), ENTRY_WORDS), np.int64)
         self._blocks = np.zeros((len(self.steps), N_WORDS), np.int64)
-        waits = barriers(self.steps) if n_threads > 1 else [False] * len(self.steps)
+        waits = barriers(self.steps) if self.n_threads > 1 else [False] * len(self.steps)
         for i, step in enumerate(self.steps):
             block, entry = self._blocks[i], self._entries[i]
             write_params(block, step, address_of, slots)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toy_kernels
 from cpu_run import address_of
-from reference_run import graph_of
+from reference_run import graph_of, ids, leaf, locate
 from toy_kernels import Words
 
 from lamella.alloc.buffer import Bytes
@@ -253,6 +253,14 @@ def test_a_plan_runs_on_its_number_of_threads(use: Use, n_threads: int) -> None:
 
 
 # --- errors of kernels ---
+
+
+def test_a_plan_of_few_rows_wakes_no_other_thread() -> None:
+    """A GPU's step has such a plan: the embedding of a token. Waking 15 threads took 1 ms."""
+    for n_rows, n_threads in ((1, 1), (100, 8)):
+        rows = ops.get_rows(leaf(np.zeros((3, 4096), np.float32)), ids([0] * n_rows))
+        locate(rows)
+        assert CpuPlan(graph_of(rows), address_of, 8).n_threads == n_threads
 
 
 @each_size

@@ -39,11 +39,19 @@ def encoder_of(type: GGMLType) -> tuple[Param, int]:
     return (0, 0) if type is GGMLType.F32 else ENCODERS[type].params
 
 
+FEW_ROWS: Final = 2**15  # elements
+
+
 def _is_small(node: Tensor) -> bool:
     return node.n_elements < SMALL
 
 
 # --- rows by index ---
+
+
+def are_few_rows(node: Tensor) -> bool:
+    """True if one thread takes less time for the rows than waking another one."""
+    return node.n_elements < FEW_ROWS
 
 
 @kernel
@@ -71,7 +79,7 @@ def _get_rows(node: Tensor) -> Sequence[CpuCall]:
     if a.type is GGMLType.I32:
         reader = (0, *reader[1:])  # copied as 4 bytes each, without a decoder
     work_size = 0 if a.has_contiguous_rows else row_bytes(a.ne[0])
-    return [CpuCall(get_rows, reader, one_thread=_is_small(node), work=work_size)]
+    return [CpuCall(get_rows, reader, one_thread=are_few_rows(node), work=work_size)]
 
 
 @kernel

@@ -15,6 +15,7 @@ from ....graph.types import GGMLType
 from ...plan.calls import Param
 from ..codecs.rows import row_reader
 from ..compiler.jit import Kernel, kernel
+from ..ops.data import are_few_rows
 from ..params import data, fail, first_of, int_param, n_rows, nb, ne, row, work
 from ..simd.bytes import bits_to_bytes, interleave_rows
 from ..simd.calls import inlined
@@ -29,7 +30,7 @@ from ..simd.memory import (
     store_u8,
     store_u16,
 )
-from ..table import SMALL, CpuCall, implements_packed
+from ..table import CpuCall, implements_packed
 from .formats import BITS, BYTE, FORMATS, HALF, RUN_BYTES, WORD, Runs, format_of
 from .tiles import ROWS
 
@@ -166,8 +167,8 @@ def _get_rows(node: Tensor) -> Sequence[CpuCall]:
     runs = _runs(a.type, a.ne[0])
     decode, table, _, _ = row_reader(a)
     params: list[Param] = [*runs.args, decode, table]
-    small = node.n_elements < SMALL
-    return [CpuCall(get_rows_packed, params, one_thread=small, work=a.type.row_size(a.ne[0]))]
+    few = are_few_rows(node)
+    return [CpuCall(get_rows_packed, params, one_thread=few, work=a.type.row_size(a.ne[0]))]
 
 
 @cache

@@ -115,24 +115,32 @@ template <bool GATED, bool FAST> struct Batches {
     }
 };
 
-// Quantize the column into slots, one for each chunk. Warps take turns. The values of the next
-// chunk are on their way while one is quantized.
+// Store the chunk of the column that a warp has loaded in its slot.
+DEVICE void store_chunk(char *slot, const Quantized &q) {
+    reinterpret_cast<uint2 *>(slot)[lane_id()] = q.values;
+    if (q.has_scale()) {
+        reinterpret_cast<float *>(slot + SCALES)[lane_id() / QUAD] = q.scale;
+        reinterpret_cast<int *>(slot + SUMS)[lane_id() / QUAD] = q.sum;
+    }
+}
+
+// Quantize the column into slots, one for each chunk. Warps take turns, with two chunks at a time.
+// The values of the next two are on their way meanwhile.
 DEVICE void quantize_column(char *slots, const char *column, i64 k, int n_chunks) {
     const int n_warps = static_cast<int>(blockDim.x) / WARP, own = N_VALUES * lane_id();
-    float next[N_VALUES];
-    load_values(next, column, warp_id() * CHUNK + own, k);
-    for (int chunk = warp_id(); chunk < n_chunks; chunk += n_warps) {
-        float x[N_VALUES];
+    float next[2][N_VALUES], x[2][N_VALUES];
+    const auto load = [&](int chunk) {
+        load_values(next[0], column, chunk * CHUNK + own, k);
+        load_values(next[1], column, (chunk + n_warps) * CHUNK + own, k);
+    };
+    load(warp_id());
+    for (int chunk = warp_id(); chunk < n_chunks; chunk += 2 * n_warps) {
 #pragma unroll
-        for (int i = 0; i < N_VALUES; i++) x[i] = next[i];
-        load_values(next, column, (chunk + n_warps) * CHUNK + own, k);
-        const Quantized q(x);
-        char *const slot = slots + chunk * COLUMN_SLOT;
-        reinterpret_cast<uint2 *>(slot)[lane_id()] = q.values;
-        if (q.has_scale()) {
-            reinterpret_cast<float *>(slot + SCALES)[lane_id() / QUAD] = q.scale;
-            reinterpret_cast<int *>(slot + SUMS)[lane_id() / QUAD] = q.sum;
-        }
+        for (int i = 0; i < N_VALUES; i++) x[0][i] = next[0][i], x[1][i] = next[1][i];
+        load(chunk + 2 * n_warps);
+        const Quantized first(x[0]), second(x[1]);
+        store_chunk(slots + chunk * COLUMN_SLOT, first);
+        if (chunk + n_warps < n_chunks) store_chunk(slots + (chunk + n_warps) * COLUMN_SLOT, second);
     }
 }
 
