@@ -492,7 +492,7 @@ class Runner:
         if ticket.seq is not None:
             self.running.remove(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]
-            self.slots.leave(ticket.slot, SlotContent(tokens, ticket.identity))
+            self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))
             self._queue.end(ticket)
             self._share_prefix(ticket, ended=True)
             ticket.leave()
