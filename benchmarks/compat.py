@@ -38,6 +38,7 @@ RECORD: Final = _ROOT / "tests" / "data" / "llama-server-shapes.json"
 CLIENTS: Final[Mapping[str, Client]] = {
     "completions": compat_native.completions,
     "streams": compat_native.streams,
+    "resumed": compat_native.resumed,
     "tokens": compat_native.tokens,
     "infill": compat_native.infill,
     "vectors": compat_native.vectors,

@@ -97,7 +97,8 @@ class Seen:
 
 
 def _body(reply: httpx.Response) -> Any:
-    if reply.headers.get("content-type", "").startswith("application/json"):
+    kind = reply.headers.get("content-type", "")
+    if kind.startswith("application/json") and reply.content:
         return reply.json()
     return {"text": reply.text}
 

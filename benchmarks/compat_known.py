@@ -32,6 +32,7 @@ KNOWN: Final[tuple[Known, ...]] = (
         "`echo`, chats without messages, texts that are missing",
         (
             *("tokens/nothing to tokenize", "slots/a wrong slot", "adapters/an unknown id"),
+            "resumed/lookup of nothing",
             *("errors/an unknown adapter", "openai/echo", "openai/no messages"),
             "anthropic/a wrong role",
         ),

@@ -65,6 +65,25 @@ def streams(target: Target, seen: Seen) -> None:
     seen.reply("an error before the first token", failed, "content-type")
 
 
+def resumed(target: Target, seen: Seen) -> None:
+    """A page that comes back to its stream."""
+    api, where = Api(target.text), "/v1/stream?conv_id=compat"
+    header = {"X-Conversation-Id": "compat"}
+    whole = api.post("/completion", SHORT | {"stream": True}, **header)
+    seen.stream("stream", whole)
+    again = api.get(where)
+    seen.add("the same again", {"status": again.status_code, "type": again.text == whole.text})
+    rest = api.get(f"{where}&from=20")
+    seen.add("from a byte on", {"status": rest.status_code, "type": rest.text == whole.text[20:]})
+    lookup = {"conversation_ids": ["compat", "other"]}
+    seen.reply("lookup", api.post("/v1/streams/lookup", lookup))
+    seen.reply("lookup of nothing", api.post("/v1/streams/lookup", {}))
+    seen.reply("end", api.send("DELETE", where))
+    seen.reply("end again", api.send("DELETE", where))
+    seen.reply("gone", api.get(where))
+    seen.reply("no name", api.get("/v1/stream"))
+
+
 def tokens(target: Target, seen: Seen) -> None:
     """A script that counts tokens and looks at prompts."""
     api = Api(target.text)
