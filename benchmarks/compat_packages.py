@@ -89,7 +89,7 @@ def _chats(client: openai.OpenAI, seen: Seen) -> None:
     chat("reasoning effort", reasoning_effort="low")
     chat("fields of llama-server", extra_body={"top_k": 5, "min_p": 0.1, "return_tokens": True})
     chat("max_completion_tokens", max_tokens=None, extra_body={"max_completion_tokens": 3})
-    chat("a wrong role", messages=[{"role": "nobody", "content": "hi"}])
+    chat("a wrong role", messages=[{"role": "stranger", "content": "hi"}])
     chat("no messages", messages=[])
     chat("far too long", messages=[{"role": "user", "content": "cat " * 5000}])
 
@@ -168,7 +168,7 @@ def anthropic_package(target: Target, seen: Seen) -> None:
         ask("blocks", messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
         ask("a stop sequence", stop_sequences=["a", "e"], max_tokens=40)
         ask("a call", tools=[tool], tool_choice={"type": "any"}, max_tokens=120)
-        ask("a wrong role", messages=[{"role": "nobody", "content": "hi"}])
+        ask("a wrong role", messages=[{"role": "stranger", "content": "hi"}])
         _stream(seen, "stream", create(**given, stream=True))
         count: Any = client.messages.count_tokens
         _note(seen, "count", lambda: count(model="any", messages=HI))
