@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import select
+import shutil
 import socket
 import tempfile
 import time
@@ -91,7 +92,7 @@ class FuzzedServer:
         """
         Args:
             load: makes the model.
-            folder: nothing may appear in it.
+            folder: of its own; nothing may appear in it.
         """
         self._stack = ExitStack()
         self._port = self._stack.enter_context(listening(load, config or ServerConfig(port=0)))
@@ -103,6 +104,8 @@ class FuzzedServer:
     def close(self) -> None:
         logging.getLogger().removeHandler(self._log)
         self._stack.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
 
     def _listed(self) -> set[str]:
         return set(os.listdir(self._folder)) if self._folder else set()
