@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +59,17 @@ class Server:
     @property
     def n_files(self) -> int:
         """Open descriptors."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return _n_files(self.process.pid)
+
+    @property
+    def children(self) -> dict[int, int]:
+        """The processes that it has started and that run, with their open descriptors."""
+        found = {}
+        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            for pid in map(int, path.read_text().split()):
+                with suppress(OSError):  # it ends
+                    found[pid] = _n_files(pid)
+        return found
 
     @property
     def cpu_seconds(self) -> float:
@@ -80,6 +90,10 @@ class Server:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
         return int(found[1]) if found else 0
+
+
+def _n_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 @contextmanager

@@ -1,16 +1,18 @@
 """Fuzzes bodies of requests: JSON with other values, other keys and broken bytes.
 
-A seed is a path in its first line, and a body in JSON after it.
+A seed is a path in its first line, with a method before it if that is not POST, and a body in JSON
+after it. Paths with a query are changed, too.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from fuzz_server import FuzzedServer
+from fuzz_server import FuzzedServer, scores_server, text_server, vectors_server
 from fuzz_target import Outcome, corpus, mutated
 
 DEEP: Final = tuple('{"a":' * n + "1" + "}" * n for n in (90, 200, 400))
@@ -27,7 +29,17 @@ KEYS: Final = (
     *("top_k", "top_p", "min_p", "samplers", "n", "best_of", "logprobs", "top_logprobs", "echo"),
     *("chat_template_kwargs", "reasoning_effort", "input", "content", "role", "regex", "dry_base"),
     *("mirostat", "ignore_eos", "return_tokens", "cache_prompt", "t_max_predict_ms", "n_keep", ""),
+    *("mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "n_discard", "id_slot"),
+    *("context_shift", "lora", "id", "scale", "filename", "input_prefix", "input_suffix", "suffix"),
+    *("input_extra", "text", "n_indent", "options", "num_predict", "format", "think", "images"),
+    *("keep_alive", "raw", "system", "context", "template", "response_fields", "return_progress"),
+    *("stream_options", "timings_per_token", "post_sampling_probs", "query", "documents", "texts"),
+    *("encoding_format", "dimensions", "embd_normalize", "truncate", "inputs", "top_n", "model"),
 )
+# paths of the servers that do not generate text
+VECTORS: Final = (b"/v1/embeddings", b"/embedding", b"/embed", b"/api/embed", b"/api/embeddings")
+SCORES: Final = (b"/rerank",)
+PATH_PARTS: Final = (b"0", b"1", b"99", b"-1", b"1e3", b"%00", b"save", b"restore", b"erase", b"")
 WORDS: Final = (
     *(b'"', b"\\", b"\\u0000", b"\\ud800", b"{", b"}", b"[", b"]", b",", b":", b"null", b"NaN"),
     *(b"-Infinity", b"1e999", b"-", b"0x1", b"1" * 5000, b"[" * 3000, b'{"a":' * 3000, b"\xff"),
@@ -46,22 +58,30 @@ def _leaves(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def _deepen(rng: random.Random, value: Any) -> None:
     """Put a deeply nested value, or its JSON text, in the place of one leaf."""
-    container, key = rng.choice(list(_leaves(value)))
+    container, key = rng.choice(list(_leaves(value)) or [({}, "")])
     text = rng.choice(DEEP)
     container[key] = rng.choice([text, json.loads(text)])
 
 
 class Bodies:
-    """Bodies, sent to a server with a fake model."""
+    """Bodies, sent to the server that has their endpoint."""
 
     def __init__(self) -> None:
         self._seeds = [seed.split(b"\n", 1) for seed in corpus("bodies")]
-        self._server = FuzzedServer()
+        self._text, self._vectors, self._scores = text_server(), vectors_server(), scores_server()
+
+    def close(self) -> None:
+        for server in (self._text, self._vectors, self._scores):
+            server.close()
 
     def make(self, number: int) -> bytes:
         """The request with this number."""
         rng = random.Random(number)
-        path, body = rng.choice(self._seeds)
+        line, body = rng.choice(self._seeds)
+        method, path = line.split(b" ", 1) if b" " in line else (b"POST", line)
+        if b"?" in path and rng.random() < 0.4:
+            old = rng.choice(re.findall(rb"\w+", path))
+            path = path.replace(old, rng.choice(PATH_PARTS), 1)
         kind = rng.random()
         if kind < 0.1:  # alone: code that walks deep values sees valid ones only
             value = json.loads(body)
@@ -74,7 +94,7 @@ class Bodies:
             body = json.dumps(value).encode()
         if kind >= 0.1 and rng.random() < 0.3:
             body = mutated(rng, [body, *(seed for _, seed in self._seeds)], WORDS)
-        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % path
+        head = b"%b %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % (method, path)
         return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
             len(body),
             body,
@@ -100,4 +120,10 @@ class Bodies:
         return repr(self.make(number))
 
     def try_input(self, number: int) -> Outcome:
-        return self._server.exchange(self.make(number))
+        request = self.make(number)
+        return self._server_of(request.split(b" ", 2)[1]).exchange(request)
+
+    def _server_of(self, path: bytes) -> FuzzedServer:
+        if path in VECTORS:
+            return self._vectors
+        return self._scores if path in SCORES else self._text

@@ -6,7 +6,7 @@ import random
 import zlib
 from typing import Final
 
-from fuzz_server import FuzzedServer
+from fuzz_server import text_server
 from fuzz_target import Outcome, corpus, mutated
 
 # after each input: it ends the connection, if it is read as a request
@@ -32,11 +32,14 @@ WORDS: Final = (
 
 
 class Http:
-    """Bytes that are almost HTTP, sent to a server with a fake model."""
+    """Bytes that are almost HTTP, sent to a server with a tiny model."""
 
     def __init__(self) -> None:
         self._seeds = corpus("http")
-        self._server = FuzzedServer()
+        self._server = text_server()
+
+    def close(self) -> None:
+        self._server.close()
 
     def make(self, number: int) -> bytes:
         return mutated(random.Random(number), self._seeds, WORDS) + END

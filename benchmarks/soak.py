@@ -1,11 +1,12 @@
 """A long mixed load on real servers, and whether all is as before at its end.
 
-    scripts/soak 30 [--model FILE] [--seed 1]
+    scripts/soak 30 [--model FILE] [--seed 1] [--servers router]
     scripts/soak --requests 150
 
-Two servers of a small model, one for texts and one for embeddings, have few slots and pages. First
-each request of a list is sent alone. Then clients send them together: of all APIs, with slow
-readers, cancels, half-sent and invalid bodies. Replies must equal those alone. A line a minute has
+Three servers of a small model, one for texts, one for embeddings, and one with two models, have few
+slots and pages. First each request of a list is sent alone. Then clients send them together: of all
+APIs, with slow readers, cancels, half-sent and invalid bodies, saved slots and models that are
+unloaded. Replies must equal those alone. A line a minute has
 counts, memory, descriptors, threads, and the longest time in which nothing ended; a time over 5 s
 is explained by what the servers' threads had of the processors, and by the lateness of a sleep of
 this program: if that is as long, the whole machine stood still. At the end, slots, pages,
@@ -17,6 +18,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -26,15 +29,17 @@ from pathlib import Path
 from typing import Final
 
 from chaos_server import Server, started
+from make_adapter import arch_of, named, random_matrices, write_adapter
 from raw_http import ask, message
-from soak_cases import TEXT, VECTORS, make_cases
+from soak_cases import MODELS, ROUTER, TEXT, VECTORS, make_cases
 from soak_client import Load, run_client
 
 from lamella.model.shipped import shipped_model
 
 FLAGS: Final = {
-    TEXT: ("-np", "3", "-c", "900", "--metrics"),
+    TEXT: ("-np", "3", "-c", "900", "--metrics", "--lora-init-without-apply"),
     VECTORS: ("-np", "2", "-c", "512", "--embeddings", "--metrics"),
+    ROUTER: ("-np", "2", "-c", "512", "--metrics"),
 }
 N_CLIENTS: Final = 6
 N_EACH: Final = 4  # cases of each kind; 1 in a short soak
@@ -54,17 +59,27 @@ class State:
     n_threads: int
     free_pages: str
     n_busy: int
+    child_files: tuple[int, ...] = ()  # of the processes of a router's models
 
     def __str__(self) -> str:
-        return f"{self.rss_mb:.0f} MB, {self.n_files} files, {self.n_threads} threads"
+        children = f", of its processes {self.child_files}" if self.child_files else ""
+        return f"{self.rss_mb:.0f} MB, {self.n_files} files, {self.n_threads} threads{children}"
 
 
 def state_of(server: Server) -> State:
     metrics = ask(server.port, message("GET", "/metrics")).raw.decode()
-    busy = re.findall(r"^llamacpp:requests_(?:processing|deferred) (\S+)", metrics, re.MULTILINE)
+    busy = re.findall(
+        r"^llamacpp:requests_(?:processing|deferred)(?:\{.*\})? (\S+)", metrics, re.MULTILINE
+    )
     pages = re.findall(r"^lamella_kv_pages_free\{.*", metrics, re.MULTILINE)
-    n_busy = sum(int(float(each)) for each in busy)
-    return State(server.rss_mb, server.n_files, server.n_threads, " ".join(pages), n_busy)
+    return State(
+        server.rss_mb,
+        server.n_files,
+        server.n_threads,
+        " ".join(sorted(pages)),
+        sum(int(float(each)) for each in busy),
+        tuple(sorted(server.children.values())),
+    )
 
 
 def run_delay(pid: int) -> float:
@@ -170,6 +185,7 @@ def soak(
     for client in clients:
         client.join(QUIET_SECONDS)
     print(watcher.line(), flush=True)
+    load.wake()
     for name, server in servers.items():
         if server.status is None:
             load.findings += _left(name, server, before[name], warm_mb.get(name))
@@ -195,24 +211,52 @@ def _more(before: State, now: State) -> list[str]:
         found.append(f"{now.free_pages}, before {before.free_pages}")
     if now.n_files > before.n_files + MAX_FILES:
         found.append(f"{now.n_files} descriptors, before {before.n_files}")
+    if len(now.child_files) != len(before.child_files) or any(
+        n > m + MAX_FILES for n, m in zip(now.child_files, before.child_files, strict=True)
+    ):
+        found.append(f"descriptors of processes {now.child_files}, before {before.child_files}")
     if now.n_threads > before.n_threads + MAX_THREADS:
         found.append(f"{now.n_threads} threads, before {before.n_threads}")
     return found
 
 
+def _files(folder: Path, model: Path) -> dict[str, list[str]]:
+    """Write what the servers need into a folder. Return the flags with files of each server."""
+    adapter, models = folder / "adapter.gguf", folder / "models"
+    write_adapter(adapter, arch_of(model), named(random_matrices(model, 4)))
+    models.mkdir()
+    for name in MODELS:
+        shutil.copy(model, models / f"{name}.gguf")
+    fill = [
+        word
+        for i, name in enumerate(("pre", "suf", "mid"))
+        for word in ("--override-kv", f"tokenizer.ggml.fim_{name}_token_id=int:{300 + i}")
+    ]
+    text = ["-m", str(model), "--lora", str(adapter), "--slot-save-path", str(folder), *fill]
+    return {
+        TEXT: text,
+        VECTORS: ["-m", str(model)],
+        ROUTER: ["--models-dir", str(models)],
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        files = _files(folder, Path(args.model))
         servers = {
             name: stack.enter_context(
-                started(["-m", args.model, *flags, "--no-request-log"], is_ready=False)
+                started([*files[name], *flags, "--no-request-log"], is_ready=False)
             )
             for name, flags in FLAGS.items()
+            if name in {TEXT, *args.servers}
         }
         for server in servers.values():
             server.wait_until_ready()
         ports = {name: server.port for name, server in servers.items()}
-        load = Load(ports, make_cases(args.seed, 1 if args.requests else N_EACH))
+        cases = make_cases(args.seed, 1 if args.requests else N_EACH)
+        load = Load(ports, [case for case in cases if case.server in ports])
         soak(load, servers, args.seed, 60 * (args.minutes or 0), args.requests)
     for text in dict.fromkeys(load.findings):
         print(f"finding: {text}")
@@ -230,6 +274,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     amount.add_argument("minutes", nargs="?", type=float, metavar="MINUTES", help="of load")
     amount.add_argument("--requests", type=int, metavar="N", help="end after so many requests")
     parser.add_argument("-m", "--model", default=str(shipped_model()), help="a GGUF file")
+    others = (VECTORS, ROUTER)
+    parser.add_argument(
+        "--servers",
+        nargs="*",
+        choices=(TEXT, *others),
+        default=others,
+        help="besides that of texts",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of requests and clients (1)")
     return parser.parse_args(argv)
 

@@ -14,8 +14,10 @@ from typing import Any, Final
 
 from raw_http import Answer
 
-TEXT, VECTORS = "text", "vectors"  # the two servers
+TEXT, VECTORS, ROUTER = "text", "vectors", "router"  # the servers
+MODELS: Final = ("first", "second")  # of the router
 WORDS: Final = "the cat sat on a mat and saw one big red dog run home to play".split(" ")  # noqa: SIM905
+N_SHIFTED: Final = 1000  # more tokens than the context has
 BAD_STATUSES: Final = frozenset({400, 403, 404, 405, 408, 411, 413, 415, 417, 422, 431, 501})
 
 
@@ -31,8 +33,11 @@ class Case:
 
     def result(self, answer: Answer) -> object:
         """The part of a reply that must always be the same."""
-        if "text/event-stream" in answer.headers.get("content-type", ""):
+        kind = answer.headers.get("content-type", "")
+        if "text/event-stream" in kind:
             return "".join(_pieces(answer.raw.decode()))
+        if "ndjson" in kind:
+            return "".join(_lines(answer.raw.decode()))
         return self.read(answer.json)
 
 
@@ -80,7 +85,41 @@ def _one_of_each(rng: random.Random) -> list[Case]:
         for kind, path, body in rows
     ]
     texts = [_words(rng, 3), long]
-    return [*cases, Case("embeddings", VECTORS, "/v1/embeddings", {"input": texts}, _vectors)]
+    cases.append(Case("embeddings", VECTORS, "/v1/embeddings", {"input": texts}, _vectors))
+    return cases + _of_newer_endpoints(rng, n) + [c for name in MODELS for c in _routed(rng, name)]
+
+
+def _of_newer_endpoints(rng: random.Random, n: int) -> list[Case]:
+    """Cases of infill, adapters, context shift, Mirostat and ollama's API."""
+    greedy = {"temperature": 0, "n_predict": n}
+    options = {"options": {"temperature": 0, "num_predict": n}}
+    chat = {"messages": [{"role": "user", "content": _words(rng, 9)}], **options}
+    shift = {"n_predict": N_SHIFTED, "context_shift": True, "ignore_eos": True, "n_keep": 4}
+    mirostat = {"mirostat": 2, "temperature": 1, "seed": rng.randrange(1 << 30), "n_predict": n}
+    adapters = [{"id": 0, "scale": rng.choice([0.5, 1, -1])}]
+    prompt = {"prompt": _words(rng, 6)}
+    fill = {"input_prefix": _words(rng, 4), "input_suffix": _words(rng, 4)}
+    rows: list[tuple[str, str, dict[str, Any]]] = [
+        ("infill", "/infill", greedy | fill),
+        ("adapter", "/completion", greedy | prompt | {"lora": adapters}),
+        ("shift", "/completion", greedy | prompt | shift),
+        ("mirostat", "/completion", mirostat | prompt),
+        ("ollama chat", "/api/chat", chat),
+        ("ollama text", "/api/generate", {**prompt, "raw": True, "stream": False, **options}),
+    ]
+    return [Case(kind, TEXT, path, body, _READ[path]) for kind, path, body in rows]
+
+
+def _routed(rng: random.Random, model: str) -> list[Case]:
+    """Cases of a server with several models."""
+    greedy = {"model": model, "temperature": 0, "max_tokens": rng.randrange(5, 40)}
+    text, messages = {"prompt": _words(rng, 6)}, [{"role": "user", "content": _words(rng, 9)}]
+    rows: list[tuple[str, str, dict[str, Any]]] = [
+        ("routed", "/v1/completions", greedy | text),
+        ("routed stream", "/completion", greedy | text | {"stream": True}),
+        ("routed chat", "/v1/chat/completions", greedy | {"messages": messages}),
+    ]
+    return [Case(kind, ROUTER, path, body, _READ[path]) for kind, path, body in rows]
 
 
 def _words(rng: random.Random, n: int) -> str:
@@ -95,6 +134,10 @@ def _completion(body: Any) -> object:
     if isinstance(body, list):
         return [each["content"] for each in body]
     return body["content"]
+
+
+def _response(body: Any) -> object:
+    return body["response"]
 
 
 def _choices(body: Any) -> object:
@@ -123,11 +166,22 @@ def _vectors(body: Any) -> object:
 
 _READ: Final[dict[str, Callable[[Any], object]]] = {
     "/completion": _completion,
+    "/infill": _completion,
+    "/api/chat": _same,  # a stream
+    "/api/generate": _response,
     "/v1/completions": _choices,
     "/v1/chat/completions": _choices,
     "/v1/messages": _blocks,
     "/v1/responses": _output,
 }
+
+
+def _lines(text: str) -> list[str]:
+    """The texts of a stream of lines. Raises ValueError if it reports an error, or has no end."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    if not lines[-1].get("done"):
+        raise ValueError(str(lines[-1])[:200])
+    return [line["message"]["content"] for line in lines]
 
 
 def _pieces(text: str) -> list[str]:
@@ -140,7 +194,12 @@ def _pieces(text: str) -> list[str]:
 
 def bad_request(rng: random.Random) -> tuple[str, bytes]:
     """A path and a body that must be refused."""
-    path = rng.choice(["/completion", "/v1/chat/completions", "/tokenize", "/v1/messages"])
+    path = rng.choice(
+        [
+            *("/completion", "/v1/chat/completions", "/tokenize", "/v1/messages", "/infill"),
+            *("/lora-adapters", "/api/chat", "/api/generate", "/slots/0?action=save"),
+        ]
+    )
     noise = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 300)))
     values: list[object] = [-1e300, [], {}, "x" * 1000, True, [[[]]], 2**70]
     fields = ("n_predict", "prompt", "messages", "content", "temperature", "stop", "logit_bias")

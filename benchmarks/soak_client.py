@@ -19,14 +19,21 @@ from contextlib import suppress
 from typing import Final
 
 from raw_http import Answer, ask, connect, message, read_answer
-from soak_cases import BAD_STATUSES, TEXT, Case, bad_request
+from soak_cases import BAD_STATUSES, MODELS, ROUTER, TEXT, Case, bad_request
 
 BUSY: Final = frozenset({429, 503})
 N_TRIES: Final = 50  # of a request that is refused because others run
 TIMEOUT: Final = 180.0
 # what a client does next, and how often
-ACTIONS: Final = {"ask": 10, "slow": 2, "cancel": 3, "resume": 2, "half": 1, "bad": 2, "look": 1}
+ACTIONS: Final = {
+    **{"ask": 10, "slow": 2, "cancel": 3, "resume": 2, "half": 1, "bad": 2, "look": 1, "slot": 1},
+    "unload": 1,
+}
 LOOKS: Final = ("/health", "/props", "/slots", "/metrics", "/v1/models", "/nowhere")
+# of a server with one model
+MORE_LOOKS: Final = ("/live", "/status.json", "/explain.json", "/api/ps", "/api/version", "/")
+UNLOAD_SECONDS: Final = 20.0  # between two models that leave the router
+SLOT_ACTIONS: Final = ("save", "restore", "erase")
 
 
 class Load:
@@ -39,7 +46,7 @@ class Load:
         self.counts: Counter[str] = Counter()
         self.findings: list[str] = []
         self.stop = threading.Event()
-        self.t_progress = time.monotonic()
+        self.t_progress = self.t_unloaded = time.monotonic()
         self.longest_gap = 0.0
         self._lock = threading.Lock()
 
@@ -51,6 +58,12 @@ class Load:
                 raise SystemExit(f"{case.kind} alone: {answer.status} {answer.raw[:500]!r}")
             self.alone.append(case.result(answer))
 
+    def wake(self) -> None:
+        """Load all models of the router again, as they were before the load."""
+        for index, case in enumerate(self.cases):
+            if case.server == ROUTER:
+                _compare(self, index, is_slow=False)
+
     def count(self, name: str) -> None:
         """Count an event. Every event is progress."""
         with self._lock:
@@ -58,6 +71,15 @@ class Load:
             self.longest_gap = max(self.longest_gap, now - self.t_progress)
             self.t_progress = now
             self.counts[name] += 1
+
+    def may_unload(self) -> bool:
+        """True now and then, for one client, if there is a router."""
+        with self._lock:
+            now = time.monotonic()
+            if ROUTER not in self.ports or now < self.t_unloaded + UNLOAD_SECONDS:
+                return False
+            self.t_unloaded = now
+            return True
 
     def found(self, text: str) -> None:
         with self._lock:
@@ -111,10 +133,29 @@ def _act(load: Load, name: str, index: int, rng: random.Random) -> None:
             if answer.status not in BAD_STATUSES | BUSY:
                 load.found(f"{path} {body[:80]!r}: {answer.status} {answer.raw[:200]!r}")
         case "look":
-            path = rng.choice(LOOKS)
-            answer = ask(port, message("GET", path), timeout=TIMEOUT)
-            if answer.status != (404 if path == "/nowhere" else 200):
+            _look(load, case, rng)
+        case "slot":
+            path = f"/slots/{rng.randrange(3)}?action={rng.choice(SLOT_ACTIONS)}"
+            file = {"filename": f"{rng.randrange(3)}.bin"}
+            answer = ask(load.ports[TEXT], message("POST", path, file), timeout=TIMEOUT)
+            if answer.status not in BUSY | {200, 400}:  # 400: the slot is empty, or has no file
                 load.found(f"{path}: {answer.status} {answer.raw[:200]!r}")
+        case "unload" if load.may_unload():
+            raw = message("POST", "/models/unload", {"model": rng.choice(MODELS)})
+            answer = ask(load.ports[ROUTER], raw, timeout=TIMEOUT)
+            if answer.status not in {200, 400}:  # 400: it is not loaded
+                load.found(f"unload: {answer.status} {answer.raw[:200]!r}")
+
+
+def _look(load: Load, case: Case, rng: random.Random) -> None:
+    """GET something."""
+    is_router = case.server == ROUTER
+    path = rng.choice(LOOKS if is_router else LOOKS + MORE_LOOKS)
+    query = f"?model={case.body['model']}" if is_router else ""
+    answer = ask(load.ports[case.server], message("GET", path + query), timeout=TIMEOUT)
+    allowed = {404 if path == "/nowhere" else 200} | (BUSY if is_router else set())
+    if answer.status not in allowed:
+        load.found(f"{path}{query}: {answer.status} {answer.raw[:200]!r}")
 
 
 def _compare(load: Load, index: int, *, is_slow: bool) -> None:
@@ -170,7 +211,8 @@ def _resume(load: Load, index: int, rng: random.Random) -> None:
 
 def _cancel(port: int, case: Case, rng: random.Random) -> None:
     """Leave after some bytes of a reply, or before the first; sometimes with a reset."""
-    body = case.body | ({"stream": True} if "temperature" in case.body else {})
+    streams = "temperature" in case.body or "options" in case.body
+    body = case.body | ({"stream": True} if streams else {})
     with connect(port, timeout=TIMEOUT) as client:
         client.sendall(message("POST", case.path, body))
         if rng.random() < 0.3:

@@ -10,6 +10,7 @@ slow to import, so it is imported at the first request. Tested by tests/server/t
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric as Family
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_OF_PEER: Final = re.compile(rb"^(llamacpp:\w+) (\S+)$", re.MULTILINE)
 
 
 class Metric(NamedTuple):
@@ -107,7 +109,13 @@ def _written(metrics: Iterable[Metric | Distribution]) -> bytes:
 
     registry = CollectorRegistry()
     registry.register(Collected())
-    return generate_latest(registry)
+    return _OF_PEER.sub(_plain, generate_latest(registry))
+
+
+def _plain(line: re.Match[bytes]) -> bytes:
+    """A line with a whole number as llama-server writes it, without `.0`: shells compare them."""
+    number = float(line[2])
+    return b"%b %d" % (line[1], number) if number.is_integer() else line[0]
 
 
 def _family(one: Metric | Distribution) -> Family:
@@ -141,6 +149,9 @@ def _totals(now: Counters) -> Iterator[Metric]:
         ("tokens_predicted", "Number of generation tokens processed.", now.n_predicted),
         ("tokens_predicted_seconds", "Predict process time", now.predicted_s),
         ("n_decode", "Total number of steps of the engine", now.n_steps),
+        ("spec_decode_num_draft_tokens", "Drafted tokens; none are made", 0),
+        ("spec_decode_num_accepted_tokens", "Accepted drafted tokens", 0),
+        ("spec_decode_num_drafts", "Drafts", 0),
     ):
         yield counter(f"llamacpp:{name}", text, value)
 

@@ -34,6 +34,18 @@ SYSTEM_FINGERPRINT: Final = f"lamella-{version('lamella')}"
 
 Json = dict[str, Any]
 
+# settings of llama-server with one value here, for clients that read them
+FIXED_SETTINGS: Final[Json] = {
+    "backend_sampling": False,
+    "chat_format": "Content-only",
+    "generation_prompt": "",
+    "grammar_lazy": False,
+    "grammar_triggers": [],
+    "preserved_tokens": [],
+    "reasoning_in_content": False,
+    "speculative.types": "none",
+}
+
 
 class Replies(ABC):
     """The reply to one request, in the shape of one API."""
@@ -299,11 +311,20 @@ class CompletionReplies(OpenAIReplies):
         """See `Replies.chunks`."""
         if isinstance(event, Result):
             ended = self._choice(choice, "", (), event.finish_reason) | self.constraint(event)
-            yield self.envelope([ended], chunk=True) | {"timings": event.timings.as_dict()}
+            last = {"timings": event.timings.as_dict()}
+            if self._reports_usage_now():
+                last["usage"] = self.usage()
+            yield self.envelope([ended], chunk=True) | last
             return
         text, probs = (event.text, event.probs) if isinstance(event, Piece) else ("", ())
         going = self._choice(choice, text, probs, None)
         yield self.envelope([going], chunk=True) | self.extras(choice, event)
+
+    def _reports_usage_now(self) -> bool:
+        """True for the last chunk of all texts, if no chunk for the usage follows."""
+        if self.body.stream_options.include_usage:
+            return False
+        return all(choice.result is not None for choice in self.choices)
 
     def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
         """See `Replies.frames`."""
@@ -341,14 +362,18 @@ def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
     settings |= {"grammar": grammar.grammar, "regex": grammar.regex}
     settings["json_schema"] = grammar.json_schema
     settings["lora"] = [{"id": id, "scale": s} for id, s in params.generation.lora or ()]
-    return settings | {
-        "max_tokens": params.generation.n_predict,
-        "stop": list(body.stop),
-        "stream": body.stream,
-        "n_probs": body.n_top_probs or 0,
-        "post_sampling_probs": body.post_sampling_probs,
-        "timings_per_token": body.timings_per_token,
-    }
+    return (
+        settings
+        | FIXED_SETTINGS
+        | {
+            "max_tokens": params.generation.n_predict,
+            "stop": list(body.stop),
+            "stream": body.stream,
+            "n_probs": body.n_top_probs or 0,
+            "post_sampling_probs": body.post_sampling_probs,
+            "timings_per_token": body.timings_per_token,
+        }
+    )
 
 
 def _fields_of(options: SamplingParams | GenerationParams) -> Json:

@@ -21,6 +21,7 @@ from ..runtime.chat import apply_template as render_template
 from ..runtime.instance import EmbeddingInstance, Instance
 from .bodies import work_on_body
 from .clients import client_of
+from .config import ServerConfig
 from .draining import STOPPING
 from .http_errors import unavailable
 from .json_pieces import json_texts
@@ -132,6 +133,7 @@ async def props(request: web.Request) -> web.Response:
             "model_alias": model.alias,
             # folders tell who runs the server: only clients with a key see them
             "model_path": str(model.path) if config.keys else model.path.name,
+            "model_ftype": str(model.meta.get("ftype", "")),
             "modalities": {"vision": False, "audio": False, "video": False},
             "media_marker": "",
             "chat_template_caps": caps,
@@ -139,8 +141,17 @@ async def props(request: web.Request) -> web.Response:
             "eos_token": "" if vocab.eos is None else vocab.text(vocab.eos),
             "build_info": SYSTEM_FINGERPRINT,
             "is_sleeping": False,
+            "endpoint_slots": config.slots,
+            "endpoint_props": config.props,
+            "endpoint_metrics": config.metrics,
+            **page_props(config),
         }
     )
+
+
+def page_props(config: ServerConfig) -> Json:
+    """What llama-server's page asks of any server."""
+    return {"ui": config.ui, "ui_settings": {}, "cors_proxy_enabled": False}
 
 
 def _text_props(model: Instance) -> Json:
@@ -187,10 +198,13 @@ async def slots(request: web.Request) -> web.Response:
     if "fail_on_no_slot" in request.query and n_busy >= n_all:
         raise unavailable("no slot is free")
     if isinstance(model, Instance):
-        jobs = {job.slot: job for job in model.engine.running}
-        found = [slot_json(i, model.n_ctx, jobs.get(i)) for i in range(n_all)]
+        running = {job.slot: job for job in model.engine.running}
+        jobs = model.engine.slots.ended | running
+        found = [
+            slot_json(i, model.n_ctx, jobs.get(i), is_running=i in running) for i in range(n_all)
+        ]
     else:
-        found = [slot_json(0, model.n_ctx, None) | {"is_processing": n_busy > 0}]
+        found = [slot_json(0, model.n_ctx, None, is_running=n_busy > 0)]
     return json_response(found)
 
 
@@ -213,8 +227,6 @@ async def models(request: web.Request) -> web.Response:
         raise web.HTTPNotFound(
             text=f'model "{name:.200}" not found: this server serves "{model.alias}"'
         )
-    ollama = {"name": model.alias, "model": model.alias, "type": "model", "tags": [""]}
-    details = {"format": "gguf", "family": "", "families": [""], "parent_model": ""}
     openai: Json = {
         "id": model.alias,
         "aliases": [model.alias],
@@ -232,11 +244,23 @@ async def models(request: web.Request) -> web.Response:
         return json_response(openai)
     return json_response(
         {
-            "models": [ollama | {"capabilities": [capability], "details": details}],
+            "models": [_listed(model.alias, capability)],
             "object": "list",
             "data": [openai],
         }
     )
+
+
+def _listed(name: str, capability: str) -> Json:
+    """A model as in ollama's lists. llama-server has all of its keys, and leaves most empty."""
+    unknown = ("modified_at", "size", "digest", "description", "parameters")
+    details = ("parent_model", "family", "parameter_size", "quantization_level")
+    return {
+        **{"name": name, "model": name, "type": "model", "tags": [""]},
+        **dict.fromkeys(unknown, ""),
+        "capabilities": [capability],
+        "details": {"format": "gguf", "families": [""], **dict.fromkeys(details, "")},
+    }
 
 
 def json_response(body: object) -> web.Response:

@@ -32,7 +32,10 @@ async def control(request: web.Request) -> web.Response:
     text_model(request)  # 501 if the model computes embeddings
     body = await work_on_body(request, lambda raw: parse_body(ControlBody, raw))
     bridge = request.app[STATE].controlled.get(body.id)
-    return json_response({"success": bridge is not None and bridge.end_thinking()})
+    if bridge is None:
+        message = "no running chat with reasoning_control has this id"
+        return json_response({"success": False, "message": message})
+    return json_response({"success": bridge.end_thinking()})
 
 
 ROUTES: Final = (

@@ -1,4 +1,4 @@
-"""What the request in a slot does, in the shape of GET /slots, without its texts.
+"""What the request in a slot does, or its last one did, as in GET /slots: without its texts.
 
 Knows no route. Tested by tests/server/test_slots.py.
 """
@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from ..runtime.engine.ticket import RunningJob
+from .replies import FIXED_SETTINGS
 
 Json = dict[str, Any]
 
@@ -16,13 +17,13 @@ Json = dict[str, Any]
 _HIDDEN: Final = frozenset({"logit_bias", "dry_sequence_breakers", "reasoning_budget_message"})
 
 
-def slot_json(id: int, n_ctx: int, job: RunningJob | None) -> Json:
-    """An element of GET /slots."""
+def slot_json(id: int, n_ctx: int, job: RunningJob | None, *, is_running: bool) -> Json:
+    """An element of GET /slots. `job` runs in the slot, or was the last one."""
     found: Json = {
         "id": id,
         "n_ctx": n_ctx,
         "speculative": False,
-        "is_processing": job is not None,
+        "is_processing": is_running,
     }
     if job is None:
         return found
@@ -34,7 +35,7 @@ def slot_json(id: int, n_ctx: int, job: RunningJob | None) -> Json:
         "params": _params(job),
         "next_token": [
             {
-                "has_next_token": True,
+                "has_next_token": is_running,
                 "has_new_line": job.has_new_line,
                 "n_remain": job.n_left,
                 "n_decoded": job.n_predicted,
@@ -50,4 +51,6 @@ def _params(job: RunningJob) -> Json:
         for field in fields(options)
         if field.name not in _HIDDEN
     }
-    return values | {"seed": job.seed, "max_tokens": job.params.n_predict}
+    own = {"seed": job.seed, "max_tokens": job.params.n_predict}
+    lora = [{"id": id, "scale": scale} for id, scale in job.params.lora or ()]
+    return values | FIXED_SETTINGS | own | {"lora": lora}

@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def slots(self) -> Slots:
-        """The slots of running jobs. Other threads may read `last`."""
+        """The slots of running jobs. Other threads may read `last` and `ended`."""
         return self._runner.slots
 
     @property

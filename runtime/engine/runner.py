@@ -467,7 +467,9 @@ class Runner:
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
         self._pulse.failed(error)
         reported = _as_lamella_error(error)
-        log.error("a generation failed: %s", reported, exc_info=error)
+        # of an error that the request causes, the place in the code says nothing
+        cause = None if isinstance(reported, RequestError) else error
+        log.error("a generation failed: %s", reported, exc_info=cause)
         for ticket in tickets:
             ticket.is_sound = False
             if self._queue.settle(ticket):
@@ -492,7 +494,7 @@ class Runner:
         if ticket.seq is not None:
             self.running.remove(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]
-            self.slots.leave(ticket.slot, SlotContent(tokens, ticket.identity))
+            self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))
             self._queue.end(ticket)
             self._share_prefix(ticket, ended=True)
             ticket.leave()

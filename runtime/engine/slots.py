@@ -2,7 +2,7 @@
 
 The engine has no slots: any job may reuse any prefix. A number only names what a job left in the
 pool, so that a client can save it. A job gets the slot that it names, if that is free, else the
-first free one. Used by the engine's thread; others may read `last`.
+first free one. Used by the engine's thread; others may read `last` and `ended`.
 Tested by tests/runtime/test_engine_slots.py.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...model.kv_prefix import PrefixIdentity
+from .ticket import RunningJob
 
 
 class SlotContent(NamedTuple):
@@ -27,6 +28,7 @@ class Slots:
     def __init__(self, n: int) -> None:
         self.n = n
         self.last = dict[int, SlotContent]()
+        self.ended = dict[int, RunningJob]()  # the last job of a slot, as it ended
         self._taken = set[int]()
 
     def take(self, wanted: int) -> int:
@@ -38,8 +40,12 @@ class Slots:
         self._taken.add(slot)
         return slot
 
-    def leave(self, slot: int, content: SlotContent | None = None) -> None:
-        """Free a slot. `content` is what a job leaves that has ended."""
+    def leave(self, slot: int) -> None:
+        """Free the slot of a job that goes on later."""
         self._taken.discard(slot)
-        if content is not None:
-            self.last[slot] = content
+
+    def end(self, job: RunningJob, content: SlotContent) -> None:
+        """Free the slot of a job that has ended, and keep what it leaves."""
+        self.leave(job.slot)
+        self.last[job.slot] = content
+        self.ended[job.slot] = job

@@ -112,7 +112,8 @@ class ResponsesReplies(Replies):
         """See `Replies.last_chunks`."""
         response = self._finished()
         kind = f"response.{response['status']}"
-        yield from self._numbered([{"type": kind, "response": response}])
+        timings = self.choices[0].timings().as_dict()  # as llama-server
+        yield from self._numbered([{"type": kind, "response": response, "timings": timings}])
 
     def failure(self, error: Json, request_id: str) -> Iterator[Json]:
         """See `Replies.failure`."""

@@ -20,7 +20,7 @@ from ..http_errors import unavailable
 from ..metrics import CONTENT_TYPE
 from ..parsing import parse_object
 from ..replies import SYSTEM_FINGERPRINT
-from ..routes import json_response, live
+from ..routes import json_response, live, page_props
 from ..routes_missing import Missing, refuse
 from ..routes_streams import LOOKUP_PATH, STREAM_PATH
 from ..sse import PING, event_bytes
@@ -143,8 +143,9 @@ async def props(request: web.Request) -> web.StreamResponse:
             "models_autoload": router.config.models_autoload,
             "model_alias": "lamella",
             "model_path": "none",
-            "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "default_generation_settings": {"params": None, "n_ctx": 0},
             "build_info": SYSTEM_FINGERPRINT,
+            **page_props(request.app[STATE].config),
         }
     )
 

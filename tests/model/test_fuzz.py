@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import fuzz_target
 import pytest
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzers nee
         (Files, range(300)),
         (Templates, range(100)),
         # servers may answer too late on a busy machine
-        pytest.param(Bodies, [*range(100), 203, 397], marks=pytest.mark.full),  # deep arguments
+        pytest.param(Bodies, [*range(100), 268], marks=pytest.mark.full),  # nothing to deepen
         pytest.param(Http, [*range(60), 1381], marks=pytest.mark.full),  # no UTF-8 in Expect
     ],
     ids=["gguf", "templates", "bodies", "http"],
@@ -35,6 +36,13 @@ def test_inputs_without_a_finding(
 ) -> None:
     result = fuzz(make, iter(numbers), seconds=280)
     assert (result["inputs"], result["findings"]) == (len(numbers), 0), capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def bodies() -> Iterator[Bodies]:
+    found = Bodies()
+    yield found
+    found.close()
 
 
 def test_faults_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +57,29 @@ def test_faults_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fuzzer.try_input(4).what == "large"
     assert fuzzer.try_input(0).what == "fine"
     fuzzer.close()
+
+
+# faults planted in handlers of several endpoints
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        ("lamella.server.routes_slots._path", b"/slots/"),
+        ("lamella.server.routes_adapters.check_scales", b"/lora-adapters"),
+        ("lamella.server.ollama.models.shown", b"/api/show"),
+        ("lamella.server.infill._ordered", b"/infill"),
+        ("lamella.server.routes_embed._check_pooled", b"/v1/embeddings"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    place: str, path: bytes, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(place, fail)
+    numbers = (number for number in range(2000) if path in bodies.make(number).split(b"\r", 1)[0])
+    assert any("500" in bodies.try_input(number).finding for number in islice(numbers, 40))
 
 
 @pytest.mark.parametrize("name", ["gguf", "bodies", "templates", "http"])

@@ -154,7 +154,9 @@ def test_unknown_adapters_are_refused(instance: Instance, lora: Any) -> None:
         instance.request_params({"lora": lora})
 
 
-def test_an_absurd_scale_harms_no_other_request(instance: Instance) -> None:
+def test_an_absurd_scale_harms_no_other_request(
+    instance: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = alone(instance, lora=FIRST)
     with STRICT.set(0):
         huge = start(instance, lora=[{"id": 0, "scale": 3e38}], n_predict=3)
@@ -163,6 +165,8 @@ def test_an_absurd_scale_harms_no_other_request(instance: Instance) -> None:
         with pytest.raises(RequestError, match=r"lora: these scales are too large: the model comp"):
             list(huge)
     assert alone(instance, lora=FIRST) == expected
+    assert "scales are too large" in caplog.text
+    assert [record for record in caplog.records if record.exc_info] == []  # the client's fault
 
 
 # --- the plan ---

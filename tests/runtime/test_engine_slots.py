@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from fake_context import FakeContext, Recorder, job, running
 
 from lamella.model.kv_prefix import PLAIN
 from lamella.runtime.engine.slots import SlotContent, Slots
+from lamella.runtime.engine.ticket import RunningJob
 
 
 def test_a_job_gets_the_slot_that_it_names_if_that_is_free() -> None:
@@ -18,10 +21,11 @@ def test_a_job_gets_the_slot_that_it_names_if_that_is_free() -> None:
 
 def test_the_last_job_of_a_slot_is_known() -> None:
     slots = Slots(2)
-    content = SlotContent((1, 2), PLAIN)
-    slots.leave(slots.take(1), content)
+    content, job = SlotContent((1, 2), PLAIN), RunningJob(*[cast(Any, 0)] * 12)
+    job = job._replace(slot=slots.take(1))
+    slots.end(job, content)
     slots.leave(slots.take(1))  # preempted: nothing new
-    assert slots.last == {1: content}
+    assert (slots.last, slots.ended) == ({1: content}, {1: job})
 
 
 def test_jobs_have_different_slots_and_leave_their_tokens() -> None:

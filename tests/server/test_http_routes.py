@@ -83,7 +83,9 @@ def test_models(server: RunningServer, path: str) -> None:
     (model,) = models["data"]
     assert (model["id"], model["object"]) == ("fake", "model")
     assert model["meta"] == {"n_vocab": 41, "n_params": 0, "n_ctx": server.model.n_ctx}
-    assert models["models"][0]["capabilities"] == ["completion"]
+    ollama = models["models"][0]
+    assert ollama["capabilities"] == ["completion"]
+    assert (ollama["digest"], ollama["details"]["quantization_level"]) == ("", "")
 
 
 def test_tokenize(server: RunningServer) -> None:

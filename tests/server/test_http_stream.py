@@ -63,13 +63,15 @@ def test_openai_chunks(server: RunningServer) -> None:
     assert text == whole(server, "/v1/completions")["choices"][0]["text"]
     for chunk in [*chunks, last]:
         assert chunk["object"] == "text_completion"
-        assert "usage" not in chunk
+        assert ("usage" in chunk) == (chunk is last)  # as llama-server
         assert (chunk["id"], chunk["model"]) == (last["id"], "fake")
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 6
     assert last["choices"] == [
         {"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}
     ]
     assert last["timings"]["predicted_n"] == 6
+    usage = whole(server, "/v1/completions")["usage"]
+    assert last["usage"]["total_tokens"] == usage["total_tokens"]
 
 
 def test_chat_chunks(server: RunningServer) -> None:
@@ -92,6 +94,7 @@ def test_include_usage(server: RunningServer, path: str) -> None:
     *_, finish, usage, done = stream(server, path, stream_options={"include_usage": True})
     assert done == "[DONE]"
     assert finish["choices"][0]["finish_reason"] == "length"
+    assert "usage" not in finish
     assert usage["choices"] == []
     assert usage["usage"] == whole(server, path)["usage"]
     assert usage["timings"]["predicted_n"] == 6
@@ -123,6 +126,8 @@ def test_several_choices_share_a_stream(server: RunningServer) -> None:
     events = stream(server, "/v1/completions", prompt=["a", "bc"], n=2, temperature=1, seed=3)
     reply = whole(server, "/v1/completions", prompt=["a", "bc"], n=2, temperature=1, seed=3)
     texts, reasons = [""] * 4, [0] * 4
+    assert ["usage" in event for event in events[:-1]].count(True) == 1
+    assert events[-2]["usage"]["total_tokens"] == reply["usage"]["total_tokens"]
     for event in events[:-1]:
         (choice,) = event["choices"]
         texts[choice["index"]] += choice["text"]

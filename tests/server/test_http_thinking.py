@@ -136,7 +136,7 @@ def test_a_request_ends_the_reasoning_of_another(server: RunningServer) -> None:
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     assert text.endswith("</think>Done.")
     assert text.count("on") < N_WORDS
-    assert server.ok(CONTROL, id=id, action="reasoning_end") == {"success": False}
+    assert not server.ok(CONTROL, id=id, action="reasoning_end")["success"]
 
 
 def test_only_chats_that_allow_it_are_controlled(server: RunningServer) -> None:
@@ -145,6 +145,7 @@ def test_only_chats_that_allow_it_are_controlled(server: RunningServer) -> None:
         connection.request("POST", "/v1/chat/completions", found)
         response = connection.getresponse()
         id = json.loads(response.readline().removeprefix(b"data: "))["id"]
-        assert server.ok(CONTROL, id=id, action="reasoning_end") == {"success": False}
+        reply = server.ok(CONTROL, id=id, action="reasoning_end")
+        assert (reply["success"], "reasoning_control" in reply["message"]) == (False, True)
     assert "action" in server.post(CONTROL, {"id": "a", "action": "stop"}).error["message"]
     assert "id" in server.post(CONTROL, {"action": "reasoning_end"}).error["message"]

@@ -23,6 +23,7 @@ from lamella.runtime.displaced import Displaced
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 from lamella.server.config import ServerConfig
+from lamella.server.metrics import _written, gauge
 
 WITH_METRICS = ServerConfig(port=0, metrics=True)
 HISTOGRAMS = (
@@ -75,6 +76,9 @@ def test_names_of_metrics(server: RunningServer) -> None:
         "llamacpp:tokens_predicted_seconds_total",
         "llamacpp:n_decode_total",
         "llamacpp:n_tokens_max",
+        "llamacpp:spec_decode_num_draft_tokens_total",
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+        "llamacpp:spec_decode_num_drafts_total",
         "llamacpp:prompt_tokens_seconds",
         "llamacpp:predicted_tokens_seconds",
         "llamacpp:requests_processing",
@@ -98,6 +102,13 @@ def test_names_of_metrics(server: RunningServer) -> None:
     }
     started = int(server.get("/metrics").headers["process-start-time-unix"])
     assert before - WAIT_S <= started <= before
+
+
+def test_shells_can_compare_whole_numbers() -> None:
+    numbers = {"a": 3, "b": 12345678.0, "c": 2.5, "d": 1e16}
+    text = _written([gauge(f"llamacpp:{name}", "", value) for name, value in numbers.items()])
+    values = [line.split(" ")[1] for line in text.decode().splitlines() if line[0] != "#"]
+    assert values == ["3", "12345678", "2.5", "10000000000000000"]
 
 
 def test_types(server: RunningServer) -> None:

@@ -15,8 +15,8 @@ from lamella.server.slots import slot_json
 SECRET = "secretword"
 
 
-def test_an_idle_slot_says_little() -> None:
-    assert slot_json(2, 64, None) == {
+def test_a_fresh_slot_says_little() -> None:
+    assert slot_json(2, 64, None, is_running=False) == {
         "id": 2,
         "n_ctx": 64,
         "speculative": False,
@@ -29,6 +29,17 @@ def _begin(stack: ExitStack, server: RunningServer, raw: bytes) -> HTTPConnectio
     client.request("POST", "/completion", raw)
     assert client.getresponse().read(1)
     return client
+
+
+def test_an_idle_slot_shows_its_last_request() -> None:
+    with running() as server:
+        server.ok("/completion", prompt="abc", n_predict=3, ignore_eos=True, id_slot=2, seed=7)
+        *_, idle, fresh = server.get("/slots").json
+    assert "params" not in fresh
+    assert (idle["id"], idle["is_processing"], idle["n_prompt_tokens"]) == (2, False, 4)
+    assert (idle["params"]["seed"], idle["params"]["n_predict"]) == (7, 3)
+    (token,) = idle["next_token"]
+    assert not token["has_next_token"] and token["n_decoded"] == 3
 
 
 def test_running_requests_are_shown_without_their_texts() -> None:
