@@ -87,7 +87,7 @@ class Prefixes:
         if self.cache is None or self.cache.files is None or not ticket.params.cache_prompt:
             return None
         starting = self.cache.files.starting
-        if not starting.is_over:
+        if not starting.is_over and len(ticket.tokens) > self._context.pool.page_size:
             return starting.future
         if ticket.fetch is None:
             ticket.fetch = self._fetch(self.cache, ticket) or NOTHING

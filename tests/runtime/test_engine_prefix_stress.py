@@ -193,13 +193,13 @@ def test_random_runs_share_prefixes() -> None:
     assert sum(RandomRun(seed, WINDOWS[1]).run() for seed in range(100, 110)) > 200
 
 
-@pytest.mark.parametrize("seed", range(200, 225))
+@pytest.mark.parametrize("seed", range(200, 212))
 def test_restored_pages_are_right(seed: int) -> None:
     windows = WINDOWS[seed % len(WINDOWS)] if seed % 2 else ()
     RandomRun(seed, windows, lambda context: PageStore(400 * (seed % 7) + 100)).run()
 
 
-@pytest.mark.parametrize("seed", range(300, 315))
+@pytest.mark.parametrize("seed", range(300, 306))
 def test_pages_restored_from_files_are_right(seed: int, tmp_path: Path) -> None:
     windows = WINDOWS[seed % len(WINDOWS)] if seed % 2 else ()
 
@@ -216,11 +216,11 @@ def test_pages_restored_from_files_are_right(seed: int, tmp_path: Path) -> None:
     RandomRun(seed, windows, make).run()
 
 
-def test_random_runs_restore_prefixes(tmp_path: Path) -> None:
+def test_random_runs_restore_prefixes() -> None:
     for windows in ((), WINDOWS[1]):
-        runs = [RandomRun(seed, windows, lambda _: PageStore(None)) for seed in range(100, 120)]
+        runs = [RandomRun(seed, windows, lambda _: PageStore(None)) for seed in range(100, 110)]
         found = [(run.run(), run.store) for run in runs]
         n_restored = sum(store.counts.n_restored for _, store in found if store)
-        n_before = sum(RandomRun(seed, windows).run() for seed in range(100, 120))
-        assert n_restored > 200, n_restored
+        n_before = sum(RandomRun(seed, windows).run() for seed in range(100, 110))
+        assert n_restored > 100, n_restored
         assert sum(n for n, _ in found) > n_before
