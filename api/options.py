@@ -171,6 +171,16 @@ class LoadOptions(TypedDict, total=False):
     """most milliseconds between tokens while other prompts are evaluated: a step takes so few
     prompt tokens; 0: twice the time between tokens without them, -1: no limit (default: 0)
     """
+    cache_ram: int | None
+    """most memory for pages of prompts that leave the context; -1: no limit, 0: off (default: a
+    quarter of the memory that the model leaves free, 8192 at most)
+    """
+    prompt_cache_dir: str
+    """a folder for pages that leave this memory, and for all at the end: a later process reads
+    them
+    """
+    prompt_cache_size: int
+    """most bytes of files in --prompt-cache-dir (default: 16384)"""
 
 
 class RequestOptions(TypedDict, total=False):

@@ -49,7 +49,7 @@ NICE: Final = (
     "text has the priority of the process, embeddings the lowest; `nice` and `chrt` change it"
 )
 MAPPED: Final = "weights are copied from the file into memory of their own, which is not locked"
-PAGES: Final = "evaluated prompts stay in the context's pages until other requests need them"
+PAGES: Final = "evaluated prompts stay in the context's pages, and then in the memory of -cram"
 STATES: Final = "no supported architecture has states that need checkpoints"
 
 MODEL: Final = (
@@ -212,7 +212,6 @@ LATER: Final = "not supported yet"
 SERVE: Final = (
     no_effect("-e --escape / --no-escape", "prompts come in requests, where JSON has escapes"),
     refused("-r --reverse-prompt TEXT", 'requests set it: "stop": ["text"]'),
-    no_effect("-cram --cache-ram N", PAGES),
     no_effect("--cache-idle-slots / --no-cache-idle-slots", PAGES),
     refused("-mm --mmproj FILE", MEDIA),
     refused("-mmu --mmproj-url URL", MEDIA),
@@ -255,7 +254,7 @@ SERVE: Final = (
     ),
 )  # fmt: skip
 
-NO_PROMPT_CACHE: Final = "prompts are not saved to files: `lamella serve` shares prefixes"
+NO_PROMPT_CACHE: Final = "use --prompt-cache-dir DIR: evaluated prompts are kept in its files"
 CHAT: Final = "`lamella chat` holds conversations"
 
 TERMINAL: Final = (

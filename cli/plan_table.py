@@ -175,6 +175,7 @@ def _facts(plan: ModelPlan, speeds: Speeds) -> Table:
 def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
     return {
         "KV": list(_groups(plan)),
+        "cache": _cache(plan),
         "bandwidth": [f"{name} {speed.source}" for name, speed in speeds.items() if speed.source],
         "pipeline": _pipeline(plan),
         "displaced": summary(plan.displaced),
@@ -198,6 +199,16 @@ def _groups(plan: ModelPlan) -> Iterator[str]:
     if len(plan.groups) == 1 and not plan.groups[0].is_fixed:
         return
     yield from map(group_text, plan.groups)
+
+
+def _cache(plan: ModelPlan) -> list[str]:
+    """A line on the memory that is not part of the plan: it is taken when the context is full."""
+    cache = plan.params.cache
+    if plan.pooling is not None or not cache.cache_ram:
+        return []
+    most = "any amount" if cache.cache_ram < 0 else f"at most {size_text(cache.cache_ram << 20)}"
+    files = f"then files in {cache.prompt_cache_dir}, " if cache.prompt_cache_dir else ""
+    return [f"{most} of memory, {files}for prompts that leave the context (-cram)"]
 
 
 def group_text(group: GroupPlan) -> str:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
+import numpy as np
+
+from ..alloc.buffer import Buffer, Bytes, Usage, tensor_get, tensor_read, tensor_set
 from ..alloc.tallocr import alloc_tensors
 from ..base.errors import RequestError
 from ..graph.tensor import Tensor
@@ -113,6 +115,39 @@ class KVMemory:
                     size = t.nb[1]
                     cells = tensor_get(t, copy.src_cell * size, copy.n * size)
                     tensor_set(t, cells, copy.dst_cell * size)
+
+    def page_bytes(self, group: int) -> int:
+        """Bytes of a page in all layers of a group."""
+        return self.groups[group].cell_bytes * self.groups[group].pool.page_size
+
+    def read_page(self, group: int, page: int) -> Bytes:
+        """The bytes of a page: of each layer of its group the keys, then the values.
+
+        No computation that writes them may be in flight.
+        """
+        found = np.empty(self.page_bytes(group), np.uint8)
+        at = 0
+        for tensor, begin, size in self._parts(group, page):
+            tensor_read(tensor, found[at : at + size], begin)
+            at += size
+        return found
+
+    def write_page(self, group: int, page: int, data: Bytes) -> None:
+        """Write what `read_page` returned to a page of the group. No computation may be in
+        flight."""
+        at = 0
+        for tensor, begin, size in self._parts(group, page):
+            tensor_set(tensor, data[at : at + size], begin)
+            at += size
+
+    def _parts(self, group: int, page: int) -> Iterator[tuple[Tensor, int, int]]:
+        """Each tensor of a group, with the offset and the size of a page in it, in bytes."""
+        owner = self.groups[group]
+        n_cells = owner.pool.page_size
+        for layer in owner.layers.values():
+            for tensor in (layer.k, layer.v):
+                size = n_cells * tensor.nb[1]
+                yield tensor, page * size, size
 
     def reads(self) -> Iterator[tuple[Device, KVRead]]:
         """Yield what attention of each layer reads, and the device that has it.

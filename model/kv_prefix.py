@@ -14,7 +14,8 @@ Sequences with different identities share nothing: each identity has a tree of i
 same pools.
 
 Equal tokens at equal positions have keys and values of equal bits, unless a device takes large
-batches over from another one. So reuse does not change results. Knows no tensors and no requests.
+batches over from another one. So reuse does not change results. `kv_restore` keeps pages that are
+evicted, and brings them back. Knows no tensors and no requests.
 Not thread-safe. Tests: tests/model/test_kv_prefix.py.
 """
 
@@ -22,8 +23,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -33,6 +35,7 @@ from .kv_pages import I32Array
 from .kv_sequence import KVPool, KVSequence
 
 TOKEN_BYTES: Final = 4
+N_CHAIN: Final = 32  # bytes
 
 
 class PrefixIdentity(NamedTuple):
@@ -49,21 +52,44 @@ class PrefixIdentity(NamedTuple):
 PLAIN: Final = PrefixIdentity()
 
 
+def root_chain(identity: PrefixIdentity) -> bytes:
+    """The digest of an identity and no tokens."""
+    return blake2b(repr(identity).encode(), digest_size=N_CHAIN).digest()
+
+
+def next_chain(chain: bytes, key: bytes) -> bytes:
+    """The digest of a prefix: of one with the digest `chain`, and of `key`, the tokens after it."""
+    return blake2b(key, key=chain, digest_size=N_CHAIN).digest()
+
+
 class Node:
     """The tokens of one page, as bytes, with their page in each pool and the nodes that follow.
 
     A page 0 means that the pool has none. A node without a parent is not in the tree.
     """
 
-    __slots__ = ("children", "end", "key", "keys", "pages", "parent")
+    __slots__ = ("_chain", "children", "end", "key", "keys", "pages", "parent")
 
-    def __init__(self, parent: Node | None, key: bytes, n_pools: int) -> None:
+    def __init__(self, parent: Node | None, key: bytes, n_pools: int, chain: bytes = b"") -> None:
         self.parent = parent
         self.key = key
         self.end: int = len(key) // TOKEN_BYTES + (parent.end if parent else 0)
         self.pages = [0] * n_pools
         self.children: dict[bytes, Node] = {}
         self.keys: list[bytes] = []  # the children's keys, sorted; none is a prefix of another
+        self._chain = chain  # b"": not computed yet; a root has one
+
+    def chain(self) -> bytes:
+        """The digest of the identity and of all tokens up to the page's end."""
+        node, later = self, list[Node]()
+        while not node._chain:
+            later.append(node)
+            assert node.parent is not None, "the node is not in the tree"
+            node = node.parent
+        chain = node._chain
+        for node in reversed(later):
+            chain = node._chain = next_chain(chain, node.key)
+        return chain
 
     def closest(self, key: bytes) -> tuple[Node | None, int]:
         """Return the child with the longest common prefix with `key`, and its length in tokens."""
@@ -74,7 +100,11 @@ class Node:
 
 
 class PrefixTree:
-    """The prefixes cached in the pools, which have one `PrefixTree` at most."""
+    """The prefixes cached in the pools, which have one `PrefixTree` at most.
+
+    Attributes:
+        keep: called with a node of a full page, and the pools whose page of it is evicted next.
+    """
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
@@ -85,7 +115,8 @@ class PrefixTree:
         self._by_age: OrderedDict[Node, None] = OrderedDict()
         self._in_window = dict[int, OrderedDict[Node, None]]()
         self._whole = list[int]()  # the pools without a window
-        self._unsure = list[Node]()  # whose pages are not computed yet
+        self._unsure = dict[Node, None]()  # whose pages are not computed yet
+        self.keep: Callable[[Node, Sequence[int]], None] | None = None
         for g, own in enumerate(pool.pools):
             assert own.evict is None, "the pool has a prefix tree already"
             if own.window is None:
@@ -106,21 +137,34 @@ class PrefixTree:
         inserted with the same `identity` are shared.
         """
         raw = _raw(tokens)
-        root = self._roots.get(identity) or self._new_root()
-        node, path, begin = root, list[Node](), 0
-        while child := node.children.get(raw[begin : begin + self._n_bytes]):
-            node = child
-            path.append(child)
-            begin += len(child.key)
+        root = self._roots.get(identity) or self._new_root(identity)
+        path = self._path(root, raw)
+        node = path[-1] if path else root
+        begin = node.end * TOKEN_BYTES
         last, n_more = node.closest(raw[begin : begin + self._n_bytes])
         if last is not None:
             path.append(last)
-        n = self._usable(path, begin // TOKEN_BYTES + n_more)
+        n = self._usable(path, node.end + n_more)
         path = path[: self._pool.page_count(n)]
         pages = [self._pages(path, g, n) for g in range(len(self._pool.pools))]
         seq = self._pool.sequence_of(n, pages)
         self._touch(path[-1] if path else root, seq)
         return seq
+
+    def full_path(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> list[Node]:
+        """Return the nodes of the full pages of `tokens`, up to the first one that is missing.
+
+        They have a page in each pool without a window.
+        """
+        root = self._roots.get(identity)
+        path = [] if root is None else self._path(root, _raw(tokens))
+        if path and len(path[-1].key) < self._n_bytes:
+            path.pop()
+        return path
+
+    def full_nodes(self) -> Iterator[Node]:
+        """Yield the nodes of full pages, the most recently used first."""
+        return (node for node in reversed(self._by_age) if len(node.key) == self._n_bytes)
 
     def insert(
         self,
@@ -157,7 +201,7 @@ class PrefixTree:
             node = known or self._add(node, key, seq)
             is_filled = self._fill(node, key, seq)
             if in_flight and (is_filled or known is None):
-                self._unsure.append(node)
+                self._unsure[node] = None
         if ended:
             self._touch(node, seq)
         self._prune(node)
@@ -198,16 +242,25 @@ class PrefixTree:
             for g, pages in enumerate(seq.pages)
         )
 
+    def _path(self, root: Node, raw: bytes) -> list[Node]:
+        """Return the nodes whose keys follow each other in `raw`."""
+        node, path, begin = root, list[Node](), 0
+        while child := node.children.get(raw[begin : begin + self._n_bytes]):
+            node = child
+            path.append(child)
+            begin += len(child.key)
+        return path
+
     def _root(self, identity: PrefixIdentity) -> Node:
         root = self._roots.get(identity)
         if root is None:
             # forget identities whose prefixes were all evicted
             self._roots = {known: one for known, one in self._roots.items() if one.children}
-            root = self._roots[identity] = self._new_root()
+            root = self._roots[identity] = self._new_root(identity)
         return root
 
-    def _new_root(self) -> Node:
-        return Node(None, b"", len(self._pool.pools))
+    def _new_root(self, identity: PrefixIdentity) -> Node:
+        return Node(None, b"", len(self._pool.pools), root_chain(identity))
 
     def _index(self, node: Node) -> int:
         return self._pool.page_count(node.end) - 1
@@ -270,8 +323,8 @@ class PrefixTree:
             node.pages[g] = page
         return page != 0
 
-    def _remove(self, node: Node) -> None:
-        """Remove a node and all nodes after it."""
+    def _remove(self, node: Node, *, evicts: bool = False) -> None:
+        """Remove a node and all nodes after it. If it `evicts`, their pages may be kept."""
         assert node.parent is not None, "the root is not a page"
         del node.parent.keys[bisect_left(node.parent.keys, node.key)]
         del node.parent.children[node.key]
@@ -279,6 +332,8 @@ class PrefixTree:
         while rest:
             node = rest.pop()
             rest += node.children.values()
+            if evicts:
+                self._evicted(node, [g for g, page in enumerate(node.pages) if page])
             node.parent = None
             del self._by_age[node]
             for ages in self._in_window.values():
@@ -307,15 +362,24 @@ class PrefixTree:
         """Free `n` or more pages of a pool without a window, the least recently used first."""
         for node in self._idle(self._by_age, g, n):
             if node.parent is not None:
-                self._remove(node)
+                self._remove(node, evicts=True)
 
     def _evict_pages(self, g: int, n: int) -> None:
         """Free `n` pages of a pool with a window. Their nodes stay."""
         for node in self._idle(self._in_window[g], g, n):
+            self._evicted(node, (g,))
             del self._in_window[g][node]
             self._pool.pools[g].uncache(node.pages[g])
             node.pages[g] = 0
             self._prune(node)
+
+    def _evicted(self, node: Node, groups: Sequence[int]) -> None:
+        """Offer pages to `keep`, if they are full and computed."""
+        if self.keep is None or len(node.key) < self._n_bytes:
+            return
+        node.chain()  # those after it need it, and it leaves its parent
+        if node not in self._unsure:
+            self.keep(node, groups)
 
     def _idle(self, nodes: Iterable[Node], g: int, n: int) -> list[Node]:
         """Return the first `n` nodes whose page in pool `g` no sequence has."""

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ..base.units import size_text
+from .params import CACHE_RAM
 from .plan import ModelPlan
 from .trial import NO_PIPELINE, Choice
+
+MIB: Final = 1 << 20
+CACHE_SHARE: Final = 4  # of the memory that a model leaves free, a part is for the prompt cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +62,25 @@ def choice_notes(made: Chosen) -> Iterator[str]:
         yield f"ubatches run one after the other: {plan.no_pipeline}"
     if made.first.op_offload and not made.choice.op_offload:
         yield f"{made.devices} cannot run large batches for the CPU: op offload does not fit"
+    host, n_bytes = plan.devices[-1], max(plan.params.cache.cache_ram or 0, 0) * MIB
+    if plan.pooling is None and n_bytes > max(host.free - host.needed, 0):
+        yield (
+            f"the prompt cache may grow to {size_text(n_bytes)} (-cram): the model leaves "
+            f"{size_text(max(host.free - host.needed, 0))} of memory free"
+        )
     if any(made.dropped_targets):
         sizes = _sizes(made.dropped_targets)
         yield f"--fit-target {sizes} is ignored: the model does not fit with that much memory free"
+
+
+def cache_ram(plan: ModelPlan) -> int:
+    """The most MiB for pages of prompts that leave the context; -1: no limit."""
+    given, host = plan.params.cache.cache_ram, plan.devices[-1]
+    if plan.pooling is not None:  # nothing is kept
+        return 0
+    if given is not None:
+        return given
+    return max(min(CACHE_RAM, (host.free - host.needed) // CACHE_SHARE // MIB), 0)
 
 
 def _context(made: Chosen) -> Iterator[str]:

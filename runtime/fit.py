@@ -8,6 +8,8 @@ It changes only options that are not set, in this order:
 4. Layers leave the devices. Then the context grows again, as far as it fits beside these layers.
 5. The context shrinks if the CPU lacks memory.
 
+At last it chooses the memory for pages of prompts that leave the context.
+
 Plans are made from the file's header, before a weight is read. Knows no HTTP and prints nothing.
 Tested by tests/runtime/test_fit.py.
 """
@@ -24,7 +26,7 @@ from ..model.metadata_params import metadata_overrides
 from ..model.params import FIT_TARGET
 from ..model.placement import Placement
 from ..sched.backend import CompileProgress
-from .chosen import Chosen, choice_line, choice_notes
+from .chosen import Chosen, cache_ram, choice_line, choice_notes
 from .devices import open_placement
 from .params import OpenParams
 from .plan import ModelPlan
@@ -70,6 +72,7 @@ def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan
     )
     return replace(
         made.plan,
+        params=made.plan.params.change(cache_ram=cache_ram(made.plan)),
         choice=choice_line(made),
         is_reduced=choice != trials.first,
         notes=(*made.plan.notes, *choice_notes(made)),

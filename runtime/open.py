@@ -39,6 +39,7 @@ from .engine.engine import Engine
 from .fit import plan_model
 from .instance import EmbeddingInstance, Instance, unload
 from .messages import check_template_options
+from .page_cache import open_store
 from .params import ModelParams, OpenParams, template_variables
 from .plan import MeasuredModel, ModelPlan, open_planned
 
@@ -180,6 +181,7 @@ def _open_engine(
     try:
         load_kernels(on_compile)  # no request shall wait for their compilation
         parts.vocab.load_kernels(on_compile)
+        store = open_store(context, plan.params)
         engine = Engine(
             context,
             parts.vocab,
@@ -187,6 +189,7 @@ def _open_engine(
             params=plan.params.engine,
             compiler=compiler,
             adapters=context.model.adapters,
+            store=store,
         )
         instance = Instance(
             params=plan.params,
@@ -200,6 +203,8 @@ def _open_engine(
             adapters=AdapterScales(context.model.adapters),
         )
         _compile_default(instance)
+        if store is not None and store.files is not None:
+            store.files.start()
         engine.start()
         return instance
     except BaseException:

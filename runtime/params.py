@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from ..base.errors import RequestError
 from ..base.options import Options, checked, declarations, group, option, parse_json, refused
 from ..model.adapter_params import AdapterParams, Scales, check_scales
 from ..model.chat.builtin import template_source
@@ -21,6 +22,8 @@ from ..model.guide.params import GrammarParams
 from ..model.metadata_params import MetadataParams
 from ..model.params import INT32_MAX, ContextParams, EmbeddingParams, PlacementParams
 from ..model.sampling import SamplingParams
+
+CACHE_RAM: Final = 8192  # MiB
 
 
 def _template(name: str, value: object) -> str:
@@ -147,6 +150,49 @@ class EngineParams(Options):
     )
 
 
+def _cache_folder(name: str, value: object) -> str:
+    """The path of a folder, which may not exist yet, or ""."""
+    path = str(value)
+    if path and Path(path).exists() and not Path(path).is_dir():
+        raise RequestError(f"{name}: {path} is not a folder")
+    return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheParams(Options):
+    """Pages of prompts that leave the context's memory, and come back instead of being evaluated
+    again."""
+
+    title: ClassVar[str] = "prompt cache"
+
+    cache_ram: int | None = option(
+        None,
+        *("-cram", "--cache-ram"),
+        metavar="MIB",
+        low=-1,
+        high=INT32_MAX,
+        help="most memory for pages of prompts that leave the context; -1: no limit, 0: off",
+        default_text=f"a quarter of the memory that the model leaves free, {CACHE_RAM} at most",
+    )
+    prompt_cache_dir: str = option(
+        "",
+        "--prompt-cache-dir",
+        metavar="DIR",
+        check=_cache_folder,
+        help="a folder for pages that leave this memory, and for all at the end: a later process "
+        "reads them",
+        default_text="",
+    )
+    prompt_cache_size: int = option(
+        16384,
+        "--prompt-cache-size",
+        metavar="MIB",
+        low=1,
+        high=INT32_MAX,
+        help="most bytes of files in --prompt-cache-dir",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenParams(Options):
     """Which model to open, and how. `OpenParams.make` takes the options of all groups by name."""
@@ -158,6 +204,7 @@ class OpenParams(Options):
     placement: PlacementParams = group(PlacementParams)
     metadata: MetadataParams = group(MetadataParams)
     engine: EngineParams = group(EngineParams)
+    cache: CacheParams = group(CacheParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

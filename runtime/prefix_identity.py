@@ -1,8 +1,9 @@
 """The identity of a model's keys and values: all that their bits depend on, besides tokens.
 
-Files of saved prefixes have it. Keys and values of two processes are equal if their identities
-are: the same weights, metadata and types of keys and values, computed by the same kernels of the
-same instruction set, on the same devices. Tested by tests/runtime/test_saved_prefixes.py.
+Files of saved prefixes and of single pages have it. Keys and values of two processes are equal if
+their identities are: the same weights, metadata and types of keys and values, computed by the same
+kernels of the same instruction set, on the same devices.
+Tested by tests/runtime/test_saved_prefixes.py.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from ..base.errors import ModelFileError
 from ..base.settings import NO_JIT
 from ..kernels.cpu.compiler.isa import target
 from ..model.adapter_params import AdapterParams
+from ..model.context import Context
 from ..model.gguf import open_gguf
 from ..model.prefix_file import Identity
-from .instance import Instance
+from .params import OpenParams
 
 _CHUNK: Final = 1 << 24
 
 
-def keys_identity(instance: Instance) -> Identity:
-    """The identity of an open model. The first call reads its files, about a second for a GB.
+def keys_identity(context: Context, params: OpenParams) -> Identity:
+    """The identity of a context whose model was opened with `params`. The first call reads the
+    model's files, about a second for a GB.
 
     Raises:
         ModelFileError: a file of the model cannot be read any more.
     """
-    context = instance.context
-    model, params = context.model, instance.params
+    model = context.model
     places = sorted((name, home.device.name, home.buft.name) for name, home in model.homes.items())
     devices = [device.description for device in model.placement.devices]
     kv = [model.kv_home(il).name for il in range(model.hp.n_layer)]
@@ -48,7 +50,7 @@ def keys_identity(instance: Instance) -> Identity:
     }
 
 
-def adapters_identity(instance: Instance, scales: Sequence[float]) -> str:
+def adapters_identity(context: Context, scales: Sequence[float]) -> str:
     """The identity of adapters with these scales, () for none. The first call reads their files.
 
     Raises:
@@ -56,7 +58,7 @@ def adapters_identity(instance: Instance, scales: Sequence[float]) -> str:
     """
     if not scales:
         return "none"
-    files = instance.context.model.adapters.all
+    files = context.model.adapters.all
     used = [(s, file) for s, file in zip(scales, files, strict=True) if s != 0]
     return _digest(repr([(s, _digest_of_files(str(file.path))) for s, file in used]))
 

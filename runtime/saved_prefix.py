@@ -42,7 +42,7 @@ def save_prefix(
     engine = instance.engine
 
     def read(context: Context) -> Prefix:
-        seq = engine.prefixes.find(tokens, identity)
+        seq = engine.prefixes.tree.find(tokens, identity)
         try:
             parts = read_parts(context.groups, seq) if seq.length else ()
             return Prefix(np.array(tokens[: seq.length], np.int32), parts)
@@ -79,7 +79,7 @@ def restore_prefix(instance: Instance, path: Path, identity: PrefixIdentity = PL
             context.append(seq, len(tokens))
             seq.prepare(len(tokens), len(tokens))
             write_parts(context.groups, seq, prefix.parts)
-            engine.prefixes.insert(tokens, seq, ended=True, identity=identity)
+            engine.prefixes.tree.insert(tokens, seq, ended=True, identity=identity)
         finally:
             seq.free()
 
@@ -97,7 +97,7 @@ def forget_prefix(
 
 def _of_file(instance: Instance, identity: PrefixIdentity) -> Identity:
     return {
-        **keys_identity(instance),
+        **keys_identity(instance.context, instance.params),
         "salt": identity.salt,
-        "adapters": adapters_identity(instance, identity.lora),
+        "adapters": adapters_identity(instance.context, identity.lora),
     }

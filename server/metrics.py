@@ -18,6 +18,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ..model.page_files import FileCounts
+from ..model.page_store import PageStore
 from ..runtime.embedder import Embedder
 from ..runtime.engine.counters import Counters
 from ..runtime.engine.engine import Engine
@@ -82,6 +84,7 @@ class Metrics:
             yield from _graphs(model)
             if isinstance(model, Instance):
                 yield from _pages(model)
+                yield from _cache(model.engine.store)
                 yield from _texts(now)
             yield _buffers(model.context.buffer_bytes())
             yield from _keys(self._state.key_limits.uses)
@@ -227,6 +230,29 @@ def _pages(model: Instance) -> Iterator[Metric]:
         ("group",),
         [((group.name,), group.pool.n_pages) for group in groups],
     )
+
+
+def _cache(store: PageStore | None) -> Iterator[Metric]:
+    if store is None:
+        return
+    counts, files = store.counts, store.files
+    on_disk = FileCounts() if files is None else files.counts
+    yield Metric(
+        "lamella_prompt_cache_bytes",
+        "Bytes of pages that left the pool, in memory and in files",
+        "gauge",
+        ("tier",),
+        [(("memory",), store.n_bytes), (("files",), on_disk.n_bytes)],
+    )
+    for name, text, value in (
+        ("restored_tokens", "Prompt tokens whose pages came back", counts.n_restored),
+        ("stored_pages", "Pages that left the pool for memory", counts.n_stored),
+        ("dropped_pages", "Pages that left memory and are lost", counts.n_dropped + on_disk.n_lost),
+        ("files_written", "Pages written to files", on_disk.n_written),
+        ("files_read", "Pages read from files", on_disk.n_read),
+        ("files_refused", "Files that are damaged or another model's", on_disk.n_refused),
+    ):
+        yield counter(f"lamella_prompt_cache_{name}", text, value)
 
 
 def _texts(now: Counters) -> Iterator[Metric]:

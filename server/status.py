@@ -1,6 +1,7 @@
 """GET /status.json: what the server does now, for the page at GET /status.
 
-    {"model": {...}, "requests": {...}, "totals": {...}, "kv": [...], "devices": [...],
+    {"model": {...}, "requests": {...}, "totals": {...}, "kv": [...], "cache": {...},
+     "devices": [...],
      "steps": [[number, begin, seconds, n_decoded, n_prompt, n_running, is_new_graph], ...]}
 
 Reads counters only, and waits for nothing: it answers also while a step hangs. Times of steps are
@@ -59,6 +60,7 @@ async def status(request: web.Request) -> web.Response:
         "requests": _requests(model),
         "totals": _totals(model, state.counts),
         "kv": list(_pools(model)),
+        "cache": _cache(model),
         "devices": list(_devices(model)),
         "steps": [list(step) for step in worker.steps.since(since)],
     }
@@ -131,6 +133,20 @@ def _pools(model: ServedModel) -> Iterator[Json]:
                 "free": pool.n_free,
                 "page_tokens": pool.page_size,
             }
+
+
+def _cache(model: ServedModel) -> Json | None:
+    """The pages that left the pools; None if they are lost."""
+    store = model.engine.store if isinstance(model, Instance) else None
+    if store is None:
+        return None
+    return {
+        "bytes": store.n_bytes,
+        "limit": store.limit,
+        "pages": len(store),
+        "restored_tokens": store.counts.n_restored,
+        "file_bytes": None if store.files is None else store.files.counts.n_bytes,
+    }
 
 
 def _devices(model: ServedModel) -> Iterator[Json]:

@@ -23,13 +23,14 @@ from ...model.adapters import Adapters
 from ...model.batch import F32Array
 from ...model.context import Context
 from ...model.guide import Compiler, Matcher
-from ...model.kv_prefix import PrefixTree
+from ...model.page_store import PageStore
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
 from ..params import EngineParams
 from . import policy
 from .counters import Counters
 from .job import Job
+from .prefixes import Prefixes
 from .pulse import Pulse
 from .queue import Call, JobQueue
 from .runner import Runner
@@ -58,8 +59,10 @@ class Engine:
         params: EngineParams,
         compiler: Compiler | None = None,
         adapters: Adapters | None = None,
+        store: PageStore | None = None,
     ) -> None:
         """`compiler`: of grammars; None: a new one. `adapters`: those of the context's model.
+        `store`: of pages that leave the pool; None: they are lost.
         Raises RequestError: `n_parallel` is out of range."""
         if not 1 <= n_parallel <= context.n_seq_max:
             raise RequestError(f"n_parallel {n_parallel}: must be 1 to {context.n_seq_max}")
@@ -69,9 +72,11 @@ class Engine:
         self._queue = JobQueue(params.max_waiting, params.max_client_waiting)
         self.compiler = compiler or Compiler(vocab)
         self._adapters = adapters or Adapters()
+        self._store = store
         self._worker = Worker("lamella-engine", self._run)
         self._runner = Runner(
-            context, vocab, self._queue, n_parallel, params.max_itl, self._worker.pulse
+            *(context, vocab, self._queue, n_parallel, params.max_itl, self._worker.pulse),
+            store=store,
         )
         self._when_stepped: list[Callable[[], None]] = []
 
@@ -91,9 +96,14 @@ class Engine:
         return self._runner.slots
 
     @property
-    def prefixes(self) -> PrefixTree:
+    def prefixes(self) -> Prefixes:
         """The prefixes in the pool. Only for the work of `call`."""
         return self._runner.prefixes
+
+    @property
+    def store(self) -> PageStore | None:
+        """The pages that left the pool; None: they are lost. Other threads may read its sizes."""
+        return self._store
 
     @property
     def steps(self) -> Steps:

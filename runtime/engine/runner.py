@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -29,9 +29,9 @@ from ...base.log import get_logger
 from ...model.batch import Batch
 from ...model.context import Context
 from ...model.guide import Mask, MaskComputer, Matcher, n_mask_bits
-from ...model.kv_prefix import PrefixTree
 from ...model.kv_sequence import KVSequence
 from ...model.outputs import Row, Rows
+from ...model.page_store import PageStore
 from ...model.sampling import (
     Logprobs,
     RowSampler,
@@ -44,6 +44,7 @@ from . import policy
 from .counters import Counters
 from .job import StopType
 from .pace import Pace
+from .prefixes import Prefixes
 from .pulse import Pulse
 from .queue import JobQueue
 from .shares import Owner
@@ -52,6 +53,8 @@ from .steps import Steps
 from .ticket import Ticket
 
 T = TypeVar("T")
+
+AWAITED_S: Final = 0.1  # the longest wait for a grammar or a file before the queue is asked again
 
 log = get_logger("engine")
 
@@ -97,7 +100,7 @@ class Runner:
         running: the running jobs, oldest first.
         slots: the numbers of running jobs.
         steps: the last steps.
-        prefixes: token sequences in the pool, of jobs that run or have ended.
+        prefixes: tokens that jobs need not evaluate, of those that run or have ended.
         n_ctx: the most tokens of a job. A job that runs alone always gets pages for that many.
     """
 
@@ -109,11 +112,12 @@ class Runner:
         n_parallel: int,
         max_itl: int,
         pulse: Pulse,
+        store: PageStore | None = None,
     ) -> None:
         self.counters = Counters()
         self.steps = Steps()
         self.running: list[Ticket] = []
-        self.prefixes = PrefixTree(context.pool)
+        self.prefixes = Prefixes(context, store)
         self.slots = Slots(n_parallel)
         self.n_ctx = context.n_ctx_seq
         self._context = context
@@ -176,6 +180,7 @@ class Runner:
             call.future.set_exception(ClosedError("the engine is closed"))
         self._masks.close()
         self._compiler.shutdown(wait=False)
+        self.prefixes.close()
 
     # --- the queue ---
 
@@ -198,20 +203,23 @@ class Runner:
         for every step of `n_parallel` jobs. Others leave if their places or pages are needed, see
         `policy.leaves_for`. A job whose grammar or prefix is not ready lets others go first.
         """
-        context, size = self._context, self._context.pool.page_size
+        size = self._context.pool.page_size
         skipped: set[Owner] = set()
+        awaited = list[Future[Any]]()
         while (ticket := self._queue.first(skipped)) is not None:
             is_full = len(self.running) >= self._n_parallel
             other = policy.leaves_for(ticket, self.running)
             if (is_full and other is None) or len(skipped) > self._n_parallel:
                 break
-            if not self._is_prepared(ticket):
+            later = [each for each in self._awaited(ticket) if each is not None]
+            if later:
+                awaited += later
                 skipped.add(ticket.owner)
                 continue
-            seq = self._shared_prefix(ticket)
-            n_new = len(ticket.tokens) - seq.length
-            fits = seq.can_append(n_new + 1)
-            waits = policy.must_wait(ticket, seq.length, fits, self.running, size)
+            found = self.prefixes.find(ticket)
+            seq = found.seq
+            fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
+            waits = policy.must_wait(ticket, found.length, fits, self.running, size)
             if waits and fits:
                 seq.free()
                 skipped.add(ticket.owner)
@@ -222,9 +230,9 @@ class Runner:
                     break
                 self._preempt(other)
                 continue
-            if self._in_flight and seq.last_is_shared:
+            if self._in_flight and (seq.last_is_shared or found.restorable):
                 seq.free()
-                self._synchronize()  # work in flight may write the page to be copied
+                self._synchronize()  # it may write the page to be copied, or use those to be taken
                 continue  # if it failed, the shared prefix is shorter now
             self._queue.start(ticket)
             self.running.append(ticket)
@@ -232,37 +240,27 @@ class Runner:
             if not ticket.t_start:
                 self.counters.started(ticket, now)
             ticket.slot = self.slots.take(ticket.slot)
-            ticket.enter(seq, now, self.n_ctx)
-            if self.prefixes.is_unsure(seq):
+            ticket.enter(seq, found.length, now, self.n_ctx)
+            if self.prefixes.tree.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
-            self._guard(ticket, partial(context.append, seq, n_new))
-        if skipped and self._compiling is not None and not policy.has_work(self.running):
-            wait([self._compiling[1]])
+            self._guard(ticket, partial(self.prefixes.begin, ticket, found))
+        if awaited and not policy.has_work(self.running):
+            wait(awaited, AWAITED_S, FIRST_COMPLETED)
 
-    def _is_prepared(self, ticket: Ticket) -> bool:
-        """True if the grammar of a job is compiled. Otherwise a thread compiles it, and other jobs
-        go on: a large grammar takes half a second."""
+    def _awaited(self, ticket: Ticket) -> tuple[Future[Any] | None, Future[Any] | None]:
+        """What a job waits for, while others go on: its grammar and the files of its prefix."""
+        return self._grammar(ticket), self.prefixes.awaited(ticket)
+
+    def _grammar(self, ticket: Ticket) -> Future[bool] | None:
+        """The grammar of a job that is not compiled yet, or the one before it. A thread compiles
+        it: a large grammar takes half a second."""
         matcher = ticket.matcher
         if matcher is None or matcher.is_compiled():
-            return True
+            return None
         last = self._compiling
         if last is None or (last[0] is not matcher and last[1].done()):
             last = self._compiling = matcher, self._compiler.submit(matcher.prepare)
-        return last[0] is matcher and last[1].done()
-
-    def _shared_prefix(self, ticket: Ticket) -> KVSequence:
-        """A sequence with the tokens of a job that the pool holds. The last token is left out: its
-        logits are needed."""
-        pool = self._context.pool
-        if not ticket.params.cache_prompt:
-            return pool.new_sequence()
-        seq = self.prefixes.find(ticket.tokens[:-1], ticket.identity)
-        fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
-        n = policy.shared_length(seq.length, fits, pool.page_size)
-        if n < seq.length:
-            seq.free()
-            seq = self.prefixes.find(ticket.tokens[:n], ticket.identity)
-        return seq
+        return None if last[0] is matcher and last[1].done() else last[1]
 
     # --- a step ---
 
@@ -337,7 +335,7 @@ class Runner:
             self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
         if not in_flight:
             self._pulse.computed()
-            self.prefixes.confirm()
+            self.prefixes.tree.confirm()
         for ticket in plan.prefilled:
             self._prefilled(ticket)
         tokens = self._sample(plan, rows, masks)
@@ -442,7 +440,7 @@ class Runner:
             try:
                 self._context.synchronize()
                 self._in_flight = []
-                self.prefixes.confirm()
+                self.prefixes.tree.confirm()
             except Exception as e:
                 self._fail_in_flight(e)
 
@@ -451,7 +449,7 @@ class Runner:
 
         Jobs that share pages of these tokens are in flight too.
         """
-        self.prefixes.discard()
+        self.prefixes.tree.discard()
         lost, self._in_flight = self._in_flight, []
         self._fail(lost, error)
 
@@ -502,7 +500,7 @@ class Runner:
     def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
         """Let later jobs share a job's evaluated tokens, until their pages are needed."""
         if ticket.seq is not None and ticket.is_sound and ticket.params.cache_prompt:
-            ticket.shared = self.prefixes.insert(
+            ticket.shared = self.prefixes.tree.insert(
                 ticket.tokens[: ticket.n_evaluated],
                 ticket.seq,
                 ended=ended,

@@ -13,6 +13,7 @@ from ...model.batch import F32Array
 from ...model.guide import Matcher
 from ...model.kv_prefix import Node, PrefixIdentity
 from ...model.kv_sequence import KVSequence
+from ...model.page_files import Fetch
 from ...model.sampling import Sampler, SamplingParams
 from ..params import GenerationParams
 from .job import Job, Result, StopType, Timings
@@ -66,6 +67,7 @@ class Ticket:
 
     __slots__ = (
         "decoding",
+        "fetch",
         "has_new_line",
         "id",
         "identity",
@@ -129,7 +131,8 @@ class Ticket:
         self.n_dropped = 0  # tokens that shifts of the context removed
         self.seq: KVSequence | None = None  # None while the job waits
         self.shared: Node | None = None  # the last page that later jobs can share
-        self.n_cached = 0  # prompt tokens that the pool held at the first start
+        self.fetch: Fetch | None = None  # of pages of its prefix from files; None: not begun
+        self.n_cached = 0  # prompt tokens that needed no evaluation at the first start
         self.n_done = 0  # evaluated tokens; not updated while decoding
         self.n_most = 0  # tokens at which a limit ends the job
         self.decoding = False  # all tokens but the last one are evaluated
@@ -182,22 +185,23 @@ class Ticket:
         """Number of tokens whose keys and values the sequence holds."""
         return len(self.tokens) - 1 if self.decoding else self.n_done
 
-    def enter(self, seq: KVSequence, now: float, n_ctx: int) -> None:
-        """Start or restart with a sequence that holds the first tokens, in a context of `n_ctx`."""
+    def enter(self, seq: KVSequence, n_cached: int, now: float, n_ctx: int) -> None:
+        """Start or restart with a sequence that will hold the first `n_cached` tokens, in a context
+        of `n_ctx`."""
         n_predict = n_predict_of(self.params, n_ctx)
         n_last = self.n_prompt - self.n_dropped + n_predict
         self.n_most = n_ctx if n_predict < 0 else min(n_last, n_ctx)
         self.seq = seq
-        self.n_done = seq.length
+        self.n_done = n_cached
         if not self.t_start:
             self.t_start = now
-            self.n_cached = seq.length
+            self.n_cached = n_cached
 
     def leave(self) -> None:
         """Free the pages. Tokens, sampler, matcher, thinking and times stay for a restart."""
         if self.seq is not None:
             self.seq.free()
-        self.seq = self.shared = None
+        self.seq = self.shared = self.fetch = None
         self.decoding = False
         self.n_done = 0
 

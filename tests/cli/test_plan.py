@@ -280,6 +280,7 @@ def test_only_the_header_is_read(model: Path, header: Path) -> None:
     for found in (whole, cut):
         del found["model"]
         found["devices"][-1].pop("free")  # depends on the machine's state
+        found["params"].pop("cache_ram")
     assert whole == cut
 
     def guarded(*args: object) -> int:

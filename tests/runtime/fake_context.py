@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from lamella.alloc.buffer import Bytes
 from lamella.base.errors import BackendError, LamellaError
 from lamella.model.batch import Batch, Run
 from lamella.model.context import Context
@@ -26,6 +27,7 @@ from lamella.model.kv_pages import PagePool
 from lamella.model.kv_sequence import KVPool, KVSequence
 from lamella.model.layer_memory import Window
 from lamella.model.outputs import F32Array, Row, TopLogits
+from lamella.model.page_store import PageStore
 from lamella.model.params import ContextParams
 from lamella.model.sampling import Logprobs, Sampler, SamplingParams
 from lamella.model.vocab import Vocab
@@ -130,6 +132,24 @@ class FakeContext:
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.on_decode: Callable[[int], None] = lambda step: None
+
+    @property
+    def kv(self) -> FakeContext:
+        """The bytes of pages."""
+        return self
+
+    def page_bytes(self, group: int) -> int:
+        return 8 * self.pool.page_size
+
+    def read_page(self, group: int, page: int) -> Bytes:
+        return self._page(group, page).copy()
+
+    def write_page(self, group: int, page: int, data: Bytes) -> None:
+        self._page(group, page)[:] = data
+
+    def _page(self, group: int, page: int) -> Bytes:
+        size = self.pool.page_size
+        return self.contents[group][page * size : (page + 1) * size].view(np.uint8)
 
     @property
     def groups(self) -> Sequence[MemoryGroup]:
@@ -333,12 +353,13 @@ def make_engine(
     max_waiting: int = 512,
     max_itl: int = -1,
     max_client_waiting: int = 512,
+    store: PageStore | None = None,
 ) -> Engine:
     """Without a limit of the time between tokens, steps are the same in each run."""
     params = EngineParams(
         max_waiting=max_waiting, max_client_waiting=max_client_waiting, max_itl=max_itl
     )
-    return Engine(cast(Context, context), VOCAB, n_parallel=n_parallel, params=params)
+    return Engine(cast(Context, context), VOCAB, n_parallel=n_parallel, params=params, store=store)
 
 
 @contextmanager

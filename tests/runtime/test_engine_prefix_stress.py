@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from fake_context import PipelineContext, Recorder, expected, job, make_engine, 
 from lamella.base.errors import BackendError, CancelledError
 from lamella.model.kv_prefix import PLAIN, Node
 from lamella.model.layer_memory import Window
+from lamella.model.page_files import PageFiles
+from lamella.model.page_store import PageStore
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Result
 
 
 def nodes_of(engine: Engine) -> list[Node]:
-    found, unseen = [], [engine._runner.prefixes._root(PLAIN)]
+    found, unseen = [], [engine._runner.prefixes.tree._root(PLAIN)]
     while unseen:
         node = unseen.pop()
         found.append(node)
@@ -29,7 +32,7 @@ def nodes_of(engine: Engine) -> list[Node]:
 
 def check_pool(engine: Engine, context: PipelineContext) -> None:
     """Check the cells of the prefix tree, and the pools' reference counts against all users."""
-    tree, nodes = engine._runner.prefixes, nodes_of(engine)
+    tree, nodes = engine._runner.prefixes.tree, nodes_of(engine)
     assert set(tree._by_age) == set(nodes)
     for node in nodes:
         assert node.keys == sorted(node.children)
@@ -40,7 +43,7 @@ def check_pool(engine: Engine, context: PipelineContext) -> None:
 
 def check_pages(engine: Engine, context: PipelineContext, nodes: list[Node], g: int) -> None:
     """Check the pages of one pool."""
-    pool, tree = context.pool.pools[g], engine._runner.prefixes
+    pool, tree = context.pool.pools[g], engine._runner.prefixes.tree
     n_refs = np.zeros(pool.n_pages + 1, np.int64)
     for ticket in engine._runner.running:
         assert ticket.seq is not None
@@ -67,7 +70,12 @@ def check_pages(engine: Engine, context: PipelineContext, nodes: list[Node], g: 
 class RandomRun:
     """One engine, its jobs, and random events."""
 
-    def __init__(self, seed: int, windows: Sequence[Window] = ()) -> None:
+    def __init__(
+        self,
+        seed: int,
+        windows: Sequence[Window] = (),
+        make_store: Callable[[PipelineContext], PageStore | None] = lambda context: None,
+    ) -> None:
         self.rng = rng = random.Random(seed)
         self.context = PipelineContext(
             rng.choice([8, 24, 33, 64, 96]),
@@ -76,7 +84,9 @@ class RandomRun:
             windows=windows,
             swa_prefix=rng.choice([0, 10, 30, 100]) if windows else 0,
         )
-        self.engine = make_engine(self.context, n_parallel=rng.choice([1, 2, 3, 6]))
+        self.store = make_store(self.context)
+        n_parallel = rng.choice([1, 2, 3, 6])
+        self.engine = make_engine(self.context, n_parallel=n_parallel, store=self.store)
         self.p_fail, self.p_cancel = rng.choice([0, 0.02]), rng.choice([0, 0.1])
         self.context.fails = lambda: rng.random() < 10 * self.p_fail
         self.context.on_decode = self.on_decode
@@ -106,7 +116,9 @@ class RandomRun:
                     assert sink.tokens == tokens
                     assert how.n_cached < n if cache_prompt else how.n_cached == 0
                     return how.n_cached
-                assert isinstance(how, CancelledError | BackendError)
+                assert isinstance(
+                    how, CancelledError | BackendError if self.p_fail else CancelledError
+                )
                 return 0
 
             self.ends.append(end)
@@ -179,3 +191,36 @@ def test_pages_of_windows_are_right_and_none_is_lost(seed: int) -> None:
 def test_random_runs_share_prefixes() -> None:
     assert sum(RandomRun(seed).run() for seed in range(100, 110)) > 200
     assert sum(RandomRun(seed, WINDOWS[1]).run() for seed in range(100, 110)) > 200
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_restored_pages_are_right(seed: int) -> None:
+    windows = WINDOWS[seed % len(WINDOWS)] if seed % 2 else ()
+    RandomRun(seed, windows, lambda context: PageStore(400 * (seed % 7) + 100)).run()
+
+
+@pytest.mark.parametrize("seed", range(300, 306))
+def test_pages_restored_from_files_are_right(seed: int, tmp_path: Path) -> None:
+    windows = WINDOWS[seed % len(WINDOWS)] if seed % 2 else ()
+
+    def make(context: PipelineContext) -> PageStore:
+        sizes = [context.page_bytes(g) for g in range(len(context.pool.pools))]
+        files = PageFiles(
+            *(tmp_path, lambda: {"model": "fake"}, sizes, context.pool.page_size),
+            limit=10_000,
+            n_pending_max=300,
+        )
+        files.start()
+        return PageStore(1000, files)
+
+    RandomRun(seed, windows, make).run()
+
+
+def test_random_runs_restore_prefixes() -> None:
+    for windows in ((), WINDOWS[1]):
+        runs = [RandomRun(seed, windows, lambda _: PageStore(None)) for seed in range(100, 110)]
+        found = [(run.run(), run.store) for run in runs]
+        n_restored = sum(store.counts.n_restored for _, store in found if store)
+        n_before = sum(RandomRun(seed, windows).run() for seed in range(100, 110))
+        assert n_restored > 100, n_restored
+        assert sum(n for n, _ in found) > n_before
