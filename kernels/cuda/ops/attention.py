@@ -27,8 +27,6 @@ MAX_KEPT: Final = 128  # most elements of a query that fit in registers
 MAX_KEPT_PACKED: Final = 96  # the same if keys or values must be unpacked
 LENT_ELEMENTS: Final = 96  # elements of a larger query that are in shared memory instead
 CHUNK: Final = 16  # bytes
-MOST_STAGES: Final = 4  # tiles in shared memory; a partition has 8
-MOST_STAGED: Final = 56 << 10  # bytes of them: every device has 64 KiB for a block
 MAX_SLICE: Final = 128  # most elements of a value that a block computes
 MAX_HEAD_DIM: Final = 256
 MAX_FLOATS: Final = 10240  # elements of a query and its result, in float32
@@ -186,40 +184,23 @@ def _source(node: Tensor) -> CudaSource:
         HEAD_DIM_V=node.ne[0],
         TYPE_K=k.type.name,
         TYPE_V=v.type.name,
-        STAGES=_n_stages(node, 1),
     )
-
-
-def _n_stages(node: Tensor, n_warps: int) -> int:
-    """The tiles of keys and values in shared memory: one in use, and those in flight."""
-    if n_warps > 1 or _is_packed(node):
-        return 2
-    return max(2, min(MOST_STAGES, MOST_STAGED // _stage_bytes(node)))
-
-
-def _is_packed(node: Tensor) -> bool:
-    return {node.src[1].type, node.src[2].type} != {GGMLType.F16}
 
 
 def _shared_memory(node: Tensor, n_warps: int) -> int:
     """Bytes of shared memory for tiles of keys and values, and for queries."""
-    q, n_stages = node.src[0], _n_stages(node, n_warps)
-    n_lent = LENT_ELEMENTS if q.ne[0] > (MAX_KEPT_PACKED if _is_packed(node) else MAX_KEPT) else 0
-    return _stage_bytes(node, n_stages) + ROWS * n_warps * (ROW_BYTES + 2 * n_lent)
-
-
-def _stage_bytes(node: Tensor, n_stages: int = 1) -> int:
-    """Bytes of some tiles of keys and as many of values."""
     q, k, v = node.src[:3]
-    rows = (q.ne[0], k.type), (node.ne[0] // _n_slices(node), v.type)
-    return sum(_tile_bytes(n, type, n_stages) for n, type in rows)
+    size = _tile_bytes(q.ne[0], k.type) + _tile_bytes(node.ne[0] // _n_slices(node), v.type)
+    is_packed = {k.type, v.type} != {GGMLType.F16}
+    n_lent = LENT_ELEMENTS if q.ne[0] > (MAX_KEPT_PACKED if is_packed else MAX_KEPT) else 0
+    return size + ROWS * n_warps * (ROW_BYTES + 2 * n_lent)
 
 
-def _tile_bytes(n: int, type: GGMLType, n_stages: int) -> int:
-    """Bytes of tiles of `n` elements per position: see src/attention_tile.cuh."""
+def _tile_bytes(n: int, type: GGMLType) -> int:
+    """Bytes of a tile of `n` elements per position: see src/attention_tile.cuh."""
     row = (-(-n // 16) * 2 | 1) * CHUNK
     if type is GGMLType.F16:
-        return TILE * n_stages * row
+        return TILE * 2 * row  # two stages
     elements = n if n % type.block_size == 0 else n + 24
     packed = -(-elements // type.block_size) * type.type_size
     return TILE * (row + -(-(packed + 14) // CHUNK) * CHUNK)

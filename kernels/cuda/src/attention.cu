@@ -7,8 +7,7 @@
 // equal bits.
 //
 // Grid: (groups of tokens times their sequences, heads of K times parts of them, every n-th
-// partition). Compiled with HEAD_DIM_K and HEAD_DIM_V, TYPE_K and TYPE_V (F16 or Q8_0), and STAGES,
-// the tiles in shared memory of a block of one warp: 2, or more if both types are F16.
+// partition). Compiled with HEAD_DIM_K and HEAD_DIM_V, TYPE_K and TYPE_V (F16 or Q8_0).
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention_warp.cuh"
 
@@ -289,10 +288,9 @@ DEVICE int find_tile(const Params &p, const Work &work, int first, int &n, int &
     return static_cast<int>(page * (mask + 1) + (i & mask));
 }
 
-template <int N_WARPS, int N_STAGES>
-DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
-    typedef PoolTile<TYPE_K, HEAD_DIM_K, N_WARPS * WARP, N_STAGES> Keys;
-    typedef PoolTile<TYPE_V, SLICE, N_WARPS * WARP, N_STAGES> Values;
+template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
+    typedef PoolTile<TYPE_K, HEAD_DIM_K, N_WARPS * WARP> Keys;
+    typedef PoolTile<TYPE_V, SLICE, N_WARPS * WARP> Values;
     const Heads &heads = work.heads;
     const bool is_whole = work.run.n_before < 0;
     const int begin = work.span.begin / PARTITION * PARTITION;
@@ -312,55 +310,46 @@ DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
     const Scores scores(p);
     Queries queries(rows, work, behind);
     Totals all;
-    // while a tile is used, N_AHEAD tiles after it are in flight; as many rounds begin with none
-    constexpr int N_AHEAD = N_STAGES - 1;
-    int now = next, n = 0, cell = 0, bad_page = 0, n_next;
+    int n = 0, cell = 0, bad_page = 0, n_next;
     int next_cell = find_tile(p, work, next, n_next, bad_page);
-    for (int round = -N_AHEAD, stage = 0; now < work.span.end; round++) {
-        if (round >= 0) {
-            copy_async_wait<N_AHEAD - 1>();
+    // while a tile is used, the next one is in flight
+    for (int first = -1, stage = 0; first < work.span.end; stage ^= 1) {
+        copy_async_wait<0>();
+        sync_block();
+        if ((Keys::IS_PACKED || Values::IS_PACKED) && first >= 0) {
+            keys.unpack(cell, n);
+            values.unpack(cell, n);
             sync_block();
-            if (Keys::IS_PACKED || Values::IS_PACKED) {
-                keys.unpack(cell, n);
-                values.unpack(cell, n);
-                sync_block();
-            }
         }
         if (next < work.span.end) {
             keys.copy(stage, next_cell, n_next);
             values.copy(stage, next_cell, n_next);
         }
         copy_async_commit();
-        stage = stage == N_AHEAD ? 0 : stage + 1;  // the one of `now`
-        cell = next_cell, n = n_next;  // to unpack it: then there are two stages
-        const int copied = next;
-        next = next_tile(next, is_whole ? 1 : gridDim.z);
-        next_cell = find_tile(p, work, next, n_next, bad_page);  // in time for the next round
-        if (round < 0) {
-            if (round == -1) {
-                sync_block();  // for all rows
-                queries.load(p, work);
-            }
+        const int now = first, then = next_tile(next, is_whole ? 1 : gridDim.z);
+        first = next, cell = next_cell, n = n_next;
+        next = then;  // its cell is found now, in time for the next round
+        next_cell = find_tile(p, work, next, n_next, bad_page);
+        if (now < 0) {
+            queries.load(p, work);
             continue;
         }
         if (queries.sees(now, TILE))
             queries.template attend<Keys::STRIDE, Values::STRIDE>(
-                keys.rows(stage), values.rows(stage), scores, now, work.span.end);
-        const int then = N_AHEAD == 1 ? copied : next_tile(now, is_whole ? 1 : gridDim.z);
-        if (then >= work.span.end || then / PARTITION != now / PARTITION)
+                keys.rows(stage ^ 1), values.rows(stage ^ 1), scores, now, work.span.end);
+        if (first >= work.span.end || first / PARTITION != now / PARTITION)
             queries.end_partition(p, work, now / PARTITION, all);
-        now = then;
     }
     if (bad_page != 0) fail(p, bad_page, p.param[N_PAGES].i);
 }
 
-template <int N_WARPS, int N_STAGES> DEVICE void attend(const Params &p) {
+template <int N_WARPS> DEVICE void attend(const Params &p) {
     DYNAMIC_SHARED(uint4, shared);
     __shared__ Work work;
     if (threadIdx.x == 0) work = first_work(p, 16 * N_WARPS);
     sync_block();
-    while (next_run(p, work)) attend_run<N_WARPS, N_STAGES>(p, work, shared);
+    while (next_run(p, work)) attend_run<N_WARPS>(p, work, shared);
 }
 
-KERNEL(attention_1, 32, 1) { attend<1, STAGES>(p); }
-KERNEL(attention_4, 128, 2) { attend<4, 2>(p); }
+KERNEL(attention_1, 32, 1) { attend<1>(p); }
+KERNEL(attention_4, 128, 2) { attend<4>(p); }

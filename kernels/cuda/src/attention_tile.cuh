@@ -1,9 +1,9 @@
 // Tiles of keys and values: 32 positions of a head, copied from the paged pool into shared memory
 // as rows of float16. A tile is in one page, whose size is a multiple of 32. Knows no queries.
 //
-// PoolTile<type of the pool, elements of a row, threads, stages>: `copy` begins to copy the first
-// `n` positions of a tile, from `cell` on, into a stage, and fills the rest with zeros. After it has
-// arrived (copy_async_wait, sync_block), `unpack` converts it to float16 if IS_PACKED.
+// PoolTile<type of the pool, elements of a row, threads>: `copy` begins to copy the first `n`
+// positions of a tile, from `cell` on, and fills the rest with zeros. After it has arrived
+// (copy_async_wait, sync_block), `unpack` converts it to float16 if IS_PACKED.
 #pragma once
 #include "device.cuh"
 
@@ -39,12 +39,12 @@ template <int N, int THREADS> struct Shares {
     static DEVICE bool has_part() { return part() < N; }
 };
 
-template <typename T, int D, int THREADS, int N_STAGES> struct PoolTile;
+template <typename T, int D, int THREADS> struct PoolTile;
 
-// All stages but one may be copied while that one is used.
-template <int D, int THREADS, int N_STAGES> struct PoolTile<F16, D, THREADS, N_STAGES> {
+// Two stages: one may be copied while the other is used.
+template <int D, int THREADS> struct PoolTile<F16, D, THREADS> {
     static constexpr bool IS_PACKED = false;
-    static constexpr int STRIDE = stride_of(D), SIZE = N_STAGES * TILE * STRIDE;
+    static constexpr int STRIDE = stride_of(D), SIZE = 2 * TILE * STRIDE;
 
     const char *from;
     int nb;
@@ -54,7 +54,7 @@ template <int D, int THREADS, int N_STAGES> struct PoolTile<F16, D, THREADS, N_S
     DEVICE PoolTile(const Tensor &pool, int first, uint4 *shared)
         : from(pool.data + 2 * first), nb(static_cast<int>(pool.nb[1])), tiles(shared) {
         aligned = ((reinterpret_cast<u64>(from) | nb) & 15) == 0;
-        pad_rows<D, THREADS>(tiles, N_STAGES * TILE);
+        pad_rows<D, THREADS>(tiles, 2 * TILE);
     }
 
     DEVICE const uint4 *rows(int stage) const { return tiles + stage * TILE * STRIDE; }
@@ -89,10 +89,9 @@ template <int D, int THREADS, int N_STAGES> struct PoolTile<F16, D, THREADS, N_S
 
 struct Q8_0;  // blocks of a float16 factor and 32 int8 (ggml-common.h)
 
-// One unpacked tile, and the bytes of the next one: two stages. Blocks are unaligned: every aligned 16 bytes that
+// One stage, and the bytes of the next one. Blocks are unaligned: every aligned 16 bytes that
 // contain one of their bytes are copied. That may include bytes before or after the pool.
-template <int D, int THREADS, int N_STAGES> struct PoolTile<Q8_0, D, THREADS, N_STAGES> {
-    static_assert(N_STAGES == 2, "the bytes of one tile");
+template <int D, int THREADS> struct PoolTile<Q8_0, D, THREADS> {
     static constexpr bool IS_PACKED = true;
     static constexpr int BLOCK = 32, BLOCK_BYTES = 34;
     static constexpr int MAX_BYTES = (D % BLOCK ? D + 24 + BLOCK - 1 : D) / BLOCK * BLOCK_BYTES;

@@ -15,7 +15,7 @@ constexpr int N_PAIRS = (SLICE + 15) / 16;          // pairs of 8 elements
 
 // Registers have room for N_KEPT steps of a large query; unpacking tiles needs some of them.
 constexpr bool IS_PACKED =
-    PoolTile<TYPE_K, HEAD_DIM_K, WARP, 2>::IS_PACKED || PoolTile<TYPE_V, SLICE, WARP, 2>::IS_PACKED;
+    PoolTile<TYPE_K, HEAD_DIM_K, WARP>::IS_PACKED || PoolTile<TYPE_V, SLICE, WARP>::IS_PACKED;
 constexpr int N_LENT = N_STEPS > (IS_PACKED ? 6 : 8) ? 6 : 0, N_KEPT = N_STEPS - N_LENT;
 
 // A query, in shared memory. It is read again for each use.
