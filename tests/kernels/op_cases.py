@@ -479,6 +479,13 @@ def data_cases() -> Iterator[OpCase]:
                 axis=None,
                 limit=0,
             )
+    many = np.random.default_rng(1).permutation(80)[:70]
+    yield OpCase(
+        "set_rows many",
+        lambda _: ops.set_rows(leaf(np.zeros((80, 64)), Q8_0), leaf(normal(70, 64)), ids(many)),
+        axis=None,
+        limit=0,
+    )
     for a in FLOATS:
         for b in WRITTEN:
             yield OpCase(

@@ -218,7 +218,7 @@ def test_every_cpu_op_and_kernel_has_a_case() -> None:
 def test_every_cuda_kernel_has_a_case() -> None:
     """Models call the kernels of chains."""
     for path in SRC.glob("*.cu"):
-        named = set(re.findall(r"^KERNEL\((\w+),", path.read_text(), re.MULTILINE))
+        named = set(re.findall(r"^(?:MERGING_)?KERNEL\((\w+),", path.read_text(), re.MULTILINE))
         called = {k.name for k in kernels_in_use() if k.source.file == path.name}
         assert called == named, path.name
 
