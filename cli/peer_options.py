@@ -193,7 +193,6 @@ REQUEST: Final = (
          "requests are always batched continuously: -np 1 runs one at a time"),
     no_effect("-bs --backend-sampling", "samplers run on the CPU; the text is the same"),
     no_effect("--cache-reuse N", "common prefixes are reused; text behind a change is evaluated"),
-    refused("-sp --special", 'not supported yet: HTTP replies have the ids with "return_tokens"'),
     only("on", "--jinja / --no-jinja", "chat templates are always rendered by Jinja",
          "there is no other way to render: --chat-template chatml needs nothing of the model"),
     no_effect("--reasoning-preserve / --no-reasoning-preserve",
@@ -211,7 +210,6 @@ LATER: Final = "not supported yet"
 
 SERVE: Final = (
     no_effect("-e --escape / --no-escape", "prompts come in requests, where JSON has escapes"),
-    refused("-r --reverse-prompt TEXT", 'requests set it: "stop": ["text"]'),
     no_effect("--cache-idle-slots / --no-cache-idle-slots", PAGES),
     refused("-mm --mmproj FILE", MEDIA),
     refused("-mmu --mmproj-url URL", MEDIA),
@@ -292,7 +290,6 @@ CONVERSATION: Final = (
     no_effect("-i --interactive", "`lamella chat` always reads more messages"),
     no_effect("-if --interactive-first", "without -p, `lamella chat` asks for a message first"),
     no_effect("-ins --instruct", "the chat template is always used"),
-    refused("-r --reverse-prompt TEXT", "`lamella run -r` stops at a text"),
     no_effect("--display-prompt / --no-display-prompt", "the prompt is never printed"),
 )  # fmt: skip
 

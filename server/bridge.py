@@ -223,7 +223,7 @@ class Bridge:
                 end=post,
                 error=post,
                 progress=partial(self._progress, choice, body.return_progress),
-                stop=body.stop,
+                params=choice.params.generation,
                 n_indent=body.n_indent,
                 shown=() if chat is None else chat.shown,
             )

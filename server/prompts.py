@@ -24,6 +24,7 @@ from .schema_chat import ConversationBody
 from .state import ServedModel
 from .tasks import GenerationTask
 
+OF_BODIES: Final = {"logit_bias", "stop"}  # options that are fields of bodies
 N_SEEDS: Final = 2**32 - 1  # seeds are modulo 2**32; the last value means "random"
 
 
@@ -120,8 +121,8 @@ def request_params(model: Instance, body: GenerationBody) -> RequestParams:
     Raises:
         RequestError: an invalid value.
     """
-    biases = {"logit_bias": body.logit_bias} if body.logit_bias else {}
-    return model.request_params({**body.params, **biases})
+    given = {name: getattr(body, name) for name in OF_BODIES & body.model_fields_set}
+    return model.request_params({**body.params, **given})
 
 
 def _next_seed(seed: int, i: int) -> int:

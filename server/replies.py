@@ -367,7 +367,6 @@ def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
         | FIXED_SETTINGS
         | {
             "max_tokens": params.generation.n_predict,
-            "stop": list(body.stop),
             "stream": body.stream,
             "n_probs": body.n_top_probs or 0,
             "post_sampling_probs": body.post_sampling_probs,

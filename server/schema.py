@@ -31,9 +31,10 @@ Part = str | int
 Prompt = tuple[Part, ...]  # texts and token ids, in order
 LogitBias = tuple[tuple[Part, Any], ...]
 
-# but for the biases, which may name tokens by texts, and the constraint, which has many fields
+# but for the constraint, which has many fields, and fields of the body: biases may name tokens by
+# texts, and texts that stop are limited
 PARAMS: Final = (
-    declarations(RequestParams).keys() - {"logit_bias"} - declarations(GrammarParams).keys()
+    declarations(RequestParams).keys() - {"logit_bias", "stop"} - declarations(GrammarParams).keys()
 )
 
 # limits, so that no request uses up the memory or the time of others

@@ -118,7 +118,7 @@ class Sink(Protocol):
         cache. Counting starts over after a preemption."""
 
     def token(self, token: int, logprobs: Logprobs | None) -> bool:
-        """A new token. Not called for an end token.
+        """A new token. Called for an end token only with the option `special`.
 
         `logprobs` are those that the job requests. Return False to stop the generation
         (`StopType.WORD`).

@@ -398,14 +398,15 @@ class Runner:
             sampler.accept(token)
         ticket.tokens.append(token)
         ticket.decoding = True
-        if token in self._vocab.eog and not ticket.params.ignore_eos:
+        is_end = token in self._vocab.eog and not ticket.params.ignore_eos
+        if is_end and not ticket.params.special:
             return StopType.EOS
-        if matcher is not None:
+        if matcher is not None and not is_end:
             matcher.accept(token)
         logprobs = _logprobs(ticket, row, token) if ticket.n_probs else None
         if not ticket.sink.token(token, logprobs):
             return StopType.WORD
-        if matcher is not None and matcher.is_finished:
+        if is_end or (matcher is not None and matcher.is_finished):
             return StopType.EOS
         late = ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token)
         if late or len(ticket.tokens) >= ticket.n_most:
