@@ -37,7 +37,7 @@ MEANINGLESS: Final = frozenset(
         *("backend_sampling", "guided_decoding_backend", "n_cache_reuse"),
         *("metadata", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
-        *("verbose", "verbosity"),
+        "verbosity",
     }
 )
 # not supported: refused unless the value is one of these, which request nothing

@@ -170,6 +170,7 @@ class GenerationBody(Body):
     return_tokens: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
+    verbose: bool = False  # replies of OpenAI's shape have the native one, too
     response_fields: Annotated[list[str], FailFast(), Field(max_length=N_RESPONSE_FIELDS_MAX)] = []
     sse_ping_interval: int | None = Field(default=None, ge=-1, le=INT32_MAX)  # the server's
     id_slot: int = Field(default=-1, ge=-1)  # the slot that it gets if that is free
