@@ -205,7 +205,7 @@ TOOLS: Final = "the server runs no tools"
 PAGE: Final = "the chat page keeps its settings in the browser"
 NO_MCP: Final = "the chat page calls no MCP servers"
 NO_SLOTS: Final = "requests share one pool of pages: any of them finds any prefix"
-PRESET: Final = "presets are not supported: name the model with -hf"
+VISION: Final = "images are not supported yet: -hf ggml-org/gemma-3-{}-it-qat-GGUF reads texts"
 LATER: Final = "not supported yet"
 
 SERVE: Final = (
@@ -236,20 +236,8 @@ SERVE: Final = (
     no_effect("--threads-http N", "connections need no threads of their own"),
     no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
     refused("--log-prompts-dir DIR", LATER),
-    *(
-        refused(usage, PRESET)
-        for usage in (
-            "--embd-gemma-default",
-            "--fim-qwen-1.5b-default",
-            "--fim-qwen-3b-default",
-            "--fim-qwen-7b-default",
-            "--fim-qwen-30b-default",
-            "--gpt-oss-20b-default",
-            "--gpt-oss-120b-default",
-            "--vision-gemma-4b-default",
-            "--vision-gemma-12b-default",
-        )
-    ),
+    refused("--vision-gemma-4b-default", VISION.format("4b")),
+    refused("--vision-gemma-12b-default", VISION.format("12b")),
 )  # fmt: skip
 
 NO_PROMPT_CACHE: Final = "use --prompt-cache-dir DIR: evaluated prompts are kept in its files"
