@@ -206,7 +206,6 @@ PAGE: Final = "the chat page keeps its settings in the browser"
 NO_MCP: Final = "the chat page calls no MCP servers"
 NO_SLOTS: Final = "requests share one pool of pages: any of them finds any prefix"
 VISION: Final = "images are not supported yet: -hf ggml-org/gemma-3-{}-it-qat-GGUF reads texts"
-LATER: Final = "not supported yet"
 
 SERVE: Final = (
     no_effect("-e --escape / --no-escape", "prompts come in requests, where JSON has escapes"),
@@ -235,7 +234,6 @@ SERVE: Final = (
     only("off", "-ag --agent / -no-ag --no-agent", TOOLS, TOOLS),
     no_effect("--threads-http N", "connections need no threads of their own"),
     no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
-    refused("--log-prompts-dir DIR", LATER),
     refused("--vision-gemma-4b-default", VISION.format("4b")),
     refused("--vision-gemma-12b-default", VISION.format("12b")),
 )  # fmt: skip
