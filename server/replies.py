@@ -25,6 +25,7 @@ from ..runtime.params import GenerationParams, RequestParams
 from ..runtime.text import Piece
 from .bridge import Choice, Event, Progress
 from .json_pieces import JsonPart, json_list, json_texts, pieces
+from .lazy_grammars import shown_triggers
 from .prob_texts import ProbTexts
 from .schema import GenerationBody
 from .sse import GAP, PING, Template, event_bytes, json_text, numbers_text
@@ -39,9 +40,6 @@ FIXED_SETTINGS: Final[Json] = {
     "backend_sampling": False,
     "chat_format": "Content-only",
     "generation_prompt": "",
-    "grammar_lazy": False,
-    "grammar_triggers": [],
-    "preserved_tokens": [],
     "reasoning_in_content": False,
     "speculative.types": "none",
 }
@@ -377,6 +375,9 @@ def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
         | FIXED_SETTINGS
         | {
             "max_tokens": params.generation.n_predict,
+            "grammar_lazy": body.grammar_lazy,
+            "grammar_triggers": shown_triggers(body.grammar_triggers),
+            "preserved_tokens": list(body.preserved_tokens),
             "stream": body.stream,
             "n_probs": body.n_top_probs or 0,
             "post_sampling_probs": body.post_sampling_probs,

@@ -23,9 +23,11 @@ from pydantic import (
 
 from ..base.options import declarations
 from ..model.guide.params import GrammarParams
+from ..model.guide.triggers import Triggers
 from ..model.sampling import N_BIASES_MAX
 from ..runtime.params import ALIASES, RequestParams, without_aliases
 from .constraints import constraint_of
+from .lazy_grammars import check_preserved, check_triggers
 
 Part = str | int
 Prompt = tuple[Part, ...]  # texts and token ids, in order
@@ -166,6 +168,9 @@ class GenerationBody(Body):
     post_sampling_probs: bool = False
     stop: Annotated[tuple[str, ...], PlainValidator(stop_words)] = ()
     n_indent: int = Field(default=0, ge=0, le=INT32_MAX)
+    grammar_lazy: bool = False
+    grammar_triggers: Annotated[Triggers | None, PlainValidator(check_triggers)] = None
+    preserved_tokens: Annotated[tuple[str, ...], PlainValidator(check_preserved)] = ()
     logit_bias: Annotated[LogitBias, PlainValidator(_logit_bias)] = ()
     return_tokens: bool = False
     return_progress: bool = False
