@@ -51,14 +51,12 @@ class Request:
         prompt: returns the token ids, and the form of a chat's answer; None for a text. It takes
             long for a long text.
         params: how to generate.
-        stop: texts that end the generation.
         json_schema: the argument: a schema, a type, or None.
         functions: the tools that are Python functions, by name.
     """
 
     prompt: Callable[[], tuple[PreparedChat | None, Sequence[int]]]
     params: RequestParams
-    stop: tuple[str, ...]
     json_schema: object
     functions: Mapping[str, FunctionTool] = field(default_factory=dict)
 
@@ -223,7 +221,7 @@ def _request(
     if schema is not None:
         options = {**options, "json_schema": schema_of(schema)}
     return Request(
-        prompt=prompt, params=_params(instance, options), stop=_stop(stop), json_schema=schema
+        prompt=prompt, params=_params(instance, {**options, "stop": stop}), json_schema=schema
     )
 
 
@@ -231,7 +229,7 @@ def _params(instance: Instance, options: Mapping[str, Any]) -> RequestParams:
     known = declarations(RequestParams)
     for name in options:
         if name not in known and name not in ALIASES and name not in ELSEWHERE:
-            raise unknown_option(name, [*known, *ALIASES, *NAMES, "stop"])
+            raise unknown_option(name, [*known, *ALIASES, *NAMES])
     options = {name: value for name, value in options.items() if value is not None}
     for name in options:
         if name in ELSEWHERE:
@@ -241,15 +239,3 @@ def _params(instance: Instance, options: Mapping[str, Any]) -> RequestParams:
         if len(same) > 1:
             raise RequestError(f"{' and '.join(same)} are one option: give one of them")
     return instance.request_params(without_aliases(options))
-
-
-def _stop(stop: object) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    texts = [stop] if isinstance(stop, str) else stop
-    if not isinstance(texts, list | tuple):
-        raise RequestError(f"stop: {shortened(stop)} is not a string or a list of strings")
-    for text in texts:
-        if not isinstance(text, str):
-            raise RequestError(f"stop: {shortened(text)} is not a string")
-    return tuple(texts)

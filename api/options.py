@@ -200,6 +200,8 @@ class RequestOptions(TypedDict, total=False):
     """tokens after the kept ones that a shift drops; 0: half of them (default: 0)"""
     ignore_eos: bool | None
     """never sample an end token: continue to the limit (default: False)"""
+    special: bool | None
+    """special tokens are part of the text, by their names (default: False)"""
     t_max_predict_ms: int | None
     """time limit in milliseconds after the first token, once the text has a new line; -1: no
     limit (default: -1)

@@ -290,7 +290,6 @@ class Model(EmbeddingMethods):
         prepared, prompt = request.prompt()
         generation = generate(
             *(instance.engine, instance.vocab, prompt, request.params),
-            stop=request.stop,
             **form_of(prepared),
         )
         parser = parser_of(prepared)
@@ -304,7 +303,6 @@ class Model(EmbeddingMethods):
             generation = generate_async(
                 *(instance.engine, instance.vocab, prompt, request.params),
                 loop=loop,
-                stop=request.stop,
                 **form_of(prepared),
             )
             return parser_of(prepared), generation

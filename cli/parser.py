@@ -60,6 +60,8 @@ class Parser(argparse.ArgumentParser):
         self.commands: Mapping[str, Any] = {}  # the parsers of subcommands
         self._all_flags: sources.AllFlags = dict
         self._is_inside = False  # True while argparse parses
+        # flags that stand for others: their names, and the values of others by their long names
+        self.bundles: dict[str, tuple[str, Mapping[str, str]]] = {}
         self.typed: list[str] = []  # the arguments that were parsed
         self._plain: dict[str, Any] = {}  # defaults of flags, by dest
         self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
@@ -103,6 +105,7 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._is_inside = False
         flags = self.flags_with_values()
+        self._add_bundles(found, flags)
         for layer in sources.from_environment(list(dict.fromkeys(flags.values()))):
             self._add_layer(found, layer)
         if "--config" in self._option_string_actions and hasattr(found, "config"):
@@ -116,9 +119,20 @@ class Parser(argparse.ArgumentParser):
             for key in of_others:
                 note = Note(f"{found.config}: {key}", f"`{self.prog}` has no such flag")
                 setattr(found, f"{key} of other commands", note)
+        self._add_bundles(found, flags)
         for dest, default in self._plain.items():
             setattr(found, dest, getattr(found, dest, default))
         return found, unknown
+
+    def _add_bundles(self, found: argparse.Namespace, flags: Mapping[str, argparse.Action]) -> None:
+        """Add the values that the given bundles stand for, below the layers so far."""
+        for dest, (flag, values) in self.bundles.items():
+            if getattr(found, dest, False):
+                layer = [
+                    sources.Source(f"{flag}: --{name}", flags[f"--{name}"], value)
+                    for name, value in values.items()
+                ]
+                self._add_layer(found, layer)
 
     def flags_with_values(self) -> dict[str, argparse.Action]:
         """The flags that set a value. Others print something and end the program."""

@@ -193,7 +193,6 @@ REQUEST: Final = (
          "requests are always batched continuously: -np 1 runs one at a time"),
     no_effect("-bs --backend-sampling", "samplers run on the CPU; the text is the same"),
     no_effect("--cache-reuse N", "common prefixes are reused; text behind a change is evaluated"),
-    refused("-sp --special", 'not supported yet: HTTP replies have the ids with "return_tokens"'),
     only("on", "--jinja / --no-jinja", "chat templates are always rendered by Jinja",
          "there is no other way to render: --chat-template chatml needs nothing of the model"),
     no_effect("--reasoning-preserve / --no-reasoning-preserve",
@@ -206,12 +205,10 @@ TOOLS: Final = "the server runs no tools"
 PAGE: Final = "the chat page keeps its settings in the browser"
 NO_MCP: Final = "the chat page calls no MCP servers"
 NO_SLOTS: Final = "requests share one pool of pages: any of them finds any prefix"
-PRESET: Final = "presets are not supported: name the model with -hf"
-LATER: Final = "not supported yet"
+VISION: Final = "images are not supported yet: -hf ggml-org/gemma-3-{}-it-qat-GGUF reads texts"
 
 SERVE: Final = (
     no_effect("-e --escape / --no-escape", "prompts come in requests, where JSON has escapes"),
-    refused("-r --reverse-prompt TEXT", 'requests set it: "stop": ["text"]'),
     no_effect("--cache-idle-slots / --no-cache-idle-slots", PAGES),
     refused("-mm --mmproj FILE", MEDIA),
     refused("-mmu --mmproj-url URL", MEDIA),
@@ -237,21 +234,8 @@ SERVE: Final = (
     only("off", "-ag --agent / -no-ag --no-agent", TOOLS, TOOLS),
     no_effect("--threads-http N", "connections need no threads of their own"),
     no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
-    refused("--log-prompts-dir DIR", LATER),
-    *(
-        refused(usage, PRESET)
-        for usage in (
-            "--embd-gemma-default",
-            "--fim-qwen-1.5b-default",
-            "--fim-qwen-3b-default",
-            "--fim-qwen-7b-default",
-            "--fim-qwen-30b-default",
-            "--gpt-oss-20b-default",
-            "--gpt-oss-120b-default",
-            "--vision-gemma-4b-default",
-            "--vision-gemma-12b-default",
-        )
-    ),
+    refused("--vision-gemma-4b-default", VISION.format("4b")),
+    refused("--vision-gemma-12b-default", VISION.format("12b")),
 )  # fmt: skip
 
 NO_PROMPT_CACHE: Final = "use --prompt-cache-dir DIR: evaluated prompts are kept in its files"
@@ -292,7 +276,6 @@ CONVERSATION: Final = (
     no_effect("-i --interactive", "`lamella chat` always reads more messages"),
     no_effect("-if --interactive-first", "without -p, `lamella chat` asks for a message first"),
     no_effect("-ins --instruct", "the chat template is always used"),
-    refused("-r --reverse-prompt TEXT", "`lamella run -r` stops at a text"),
     no_effect("--display-prompt / --no-display-prompt", "the prompt is never printed"),
 )  # fmt: skip
 

@@ -64,15 +64,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("-p", "--prompt", metavar="TEXT", help="the text to continue; -: read it from stdin")
     add("-f", "--file", metavar="FILE", help="read the text to continue from a file")
     _add_conversation_flags(group)
-    add(
-        "-r",
-        "--reverse-prompt",
-        dest="stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="stop at this text; may be repeated",
-    )
     add_escape_flags(group)
     add("--json", action="store_true", help="print one JSON object instead of the text")
     add(
@@ -149,7 +140,7 @@ def _chat_if_it_can(args: argparse.Namespace) -> int:
 
 def _check_chat(args: argparse.Namespace) -> None:
     """Raise RequestError if a flag is for a single answer only."""
-    for dest in ("stop", "json", "trace_tensors"):
+    for dest in ("json", "trace_tensors"):
         if getattr(args, dest):
             raise RequestError(f"{dest} is for one answer, not for a chat: give a prompt, or -st")
 
@@ -187,7 +178,6 @@ def _answer(args: argparse.Namespace, question: str | None) -> int:
         parser = parser_of(prepared)
         generation = generate(
             *(instance.engine, instance.vocab, prompt, params),
-            stop=args.stop,
             **form_of(prepared),
         )
         tokens: list[int] = []

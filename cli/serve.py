@@ -17,6 +17,7 @@ from ..server.config import ServerConfig
 from ..server.progress import LoadProgress
 from ..server.router.config import RouterConfig
 from ..server.vertex import on_vertex
+from .bundles import add_bundle_flags
 from .flags import (
     FOR_SERVERS,
     add_flags_of,
@@ -28,6 +29,7 @@ from .flags import (
     open_params,
     request_defaults,
 )
+from .parser import Parser
 from .peer_flags import add_peer_flags
 from .peer_options import SERVE
 from .serve_models import serve_member, serve_models
@@ -38,7 +40,7 @@ log = get_logger("server")
 N_PLAN_SECONDS: Final = 1.0  # the server listens at the latest so long after loading began
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: Parser) -> None:
     group = parser.add_argument_group(ServerConfig.title)
     add_flags_of(group, ServerConfig)
     add_flags_of(group, ModelParams, only=FOR_SERVERS)
@@ -46,6 +48,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_options(parser, RouterConfig)
     add_model_flags(parser)
     add_request_flags(parser)
+    add_bundle_flags(parser)
     add_peer_flags(parser, SERVE)
 
 

@@ -207,6 +207,14 @@ class OpenParams(Options):
     cache: CacheParams = group(CacheParams)
 
 
+def _stop(name: str, value: object) -> tuple[str, ...]:
+    """A text or several that end a generation. Empty ones are left out, as in llama-server."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise refused(name, value, "a string or a list of strings")
+    return tuple(text for text in texts if text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams(Options):
     """How one generation runs, besides sampling. Names are llama-server's."""
@@ -242,6 +250,21 @@ class GenerationParams(Options):
     )
     ignore_eos: bool = option(
         False, "--ignore-eos", help="never sample an end token: continue to the limit"
+    )
+    stop: tuple[str, ...] = option(
+        (),
+        *("-r", "--reverse-prompt"),
+        parse=lambda text: (text,),
+        check=_stop,
+        repeats=True,
+        metavar="TEXT",
+        help="a text that ends the generation, and is not part of it; may be repeated",
+        default_text="",
+    )
+    special: bool = option(
+        False,
+        *("-sp", "--special"),
+        help="special tokens are part of the text, by their names",
     )
     t_max_predict_ms: int = option(
         -1,

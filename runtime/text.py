@@ -11,7 +11,7 @@ import queue
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..base.errors import LamellaError, RequestError
 from ..model.guide import GrammarSpec
@@ -21,7 +21,9 @@ from .engine.engine import Engine
 from .engine.job import Job, Result, StopType
 from .engine.thinking import Thinking
 from .engine.ticket import Ticket
-from .params import RequestParams
+from .params import GenerationParams, RequestParams
+
+DEFAULTS: Final = GenerationParams()
 
 
 class Piece(NamedTuple):
@@ -107,21 +109,21 @@ class TextSink:
         end: Callable[[Result], object],
         error: Callable[[LamellaError], object],
         progress: Callable[[int, int, int], object] | None = None,
-        stop: Sequence[str] = (),
+        params: GenerationParams = DEFAULTS,
         n_indent: int = 0,
         shown: Container[int] = (),
     ) -> None:
         """`n_indent`: a later line that is indented by less ends the text, as a limit does. `shown`
-        are control tokens whose names are part of the text."""
+        are control tokens whose names are part of the text; with `special`, all are."""
         self._vocab = vocab
         self._emit = emit
         self._end = end
         self._error = error
         self._progress = progress
-        self._finder = StopFinder(stop)
+        self._finder = StopFinder(params.stop)
         self._indent = IndentFinder(n_indent) if n_indent else None
         self._is_cut = False  # by a line's indentation
-        self._decoder = vocab.stream(shown)
+        self._decoder = vocab.stream(vocab.control_ids if params.special else shown)
         self._text = ""  # held back
         # tokens not emitted yet: where in _text each begins
         self._tokens: list[tuple[int, int, Logprobs | None]] = []
@@ -256,7 +258,6 @@ def generate(
     prompt: Sequence[int],
     params: RequestParams,
     *,
-    stop: Sequence[str] = (),
     n_probs: int = 0,
     grammar: GrammarSpec | None = None,
     thinking: Thinking | None = None,
@@ -270,7 +271,6 @@ def generate(
         prompt,
         params,
         events.put,
-        stop=stop,
         n_probs=n_probs,
         grammar=grammar,
         thinking=thinking,
@@ -286,7 +286,6 @@ def submit(
     params: RequestParams,
     put: Callable[[TextEvent], object],
     *,
-    stop: Sequence[str] = (),
     n_probs: int = 0,
     grammar: GrammarSpec | None = None,
     thinking: Thinking | None = None,
@@ -300,7 +299,7 @@ def submit(
     Raises:
         RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
     """
-    sink = TextSink(vocab, emit=put, end=put, error=put, stop=stop, shown=shown)
+    sink = TextSink(vocab, emit=put, end=put, error=put, params=params.generation, shown=shown)
     job = Job(
         prompt=tuple(prompt),
         params=params,

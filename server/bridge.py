@@ -31,6 +31,7 @@ from ..runtime.engine.shares import NOBODY, Owner
 from ..runtime.engine.ticket import Ticket
 from ..runtime.params import RequestParams
 from ..runtime.text import Piece, TextSink
+from .lazy_grammars import preserved_ids
 from .tasks import GenerationTask
 
 N_EVENTS_MAX: Final = 32  # events that one read returns
@@ -215,6 +216,9 @@ class Bridge:
         body, chat = task.body, task.chat
         n_each = len(choices) // len(task.prompts)
         n_top = body.n_top_probs
+        shown = preserved_ids(self._engine.vocab, body.preserved_tokens)
+        if chat is not None:
+            shown |= chat.shown
         for choice in choices:
             post = partial(self._post, choice.index)
             sink = TextSink(
@@ -223,15 +227,16 @@ class Bridge:
                 end=post,
                 error=post,
                 progress=partial(self._progress, choice, body.return_progress),
-                stop=body.stop,
+                params=choice.params.generation,
                 n_indent=body.n_indent,
-                shown=() if chat is None else chat.shown,
+                shown=shown,
             )
             job = Job(
                 prompt=task.prompts[choice.index // n_each],
                 params=choice.params,
                 sink=sink,
                 grammar=task.grammar,
+                triggers=body.grammar_triggers if body.grammar_lazy else None,
                 thinking=None if chat is None else chat.thinking,
                 n_probs=0 if n_top is None else max(n_top, 1),
                 post_sampling_probs=body.post_sampling_probs,

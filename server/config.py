@@ -214,6 +214,14 @@ class ServerConfig(Options):
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"
     )
+    log_prompts_dir: str = option(
+        "",
+        "--log-prompts-dir",
+        metavar="DIR",
+        help="write the prompts and texts of each request to a file of this folder; the newest "
+        "1000 stay",
+        default_text="",
+    )
     otel: bool = option(
         False,
         "--otel",

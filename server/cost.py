@@ -44,7 +44,8 @@ N_VALUE_BYTES: Final = 96  # an object with a field, in a list
 def request_cost(task: GenerationTask, n_ctx: int, n_vocab: int) -> int:
     """The most bytes that a task takes. A choice ends at `n_predict`, or if the context is full and
     does not shift."""
-    generation, stop = task.params.generation, task.body.stop
+    generation = task.params.generation
+    stop = generation.stop
     n_predict = n_predict_of(generation, n_ctx)
     n_bias = len(task.params.sampling.logit_bias)
     position = N_TOKEN_BYTES + _position_probs(task)

@@ -37,7 +37,7 @@ MEANINGLESS: Final = frozenset(
         *("backend_sampling", "guided_decoding_backend", "n_cache_reuse"),
         *("metadata", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
-        *("verbose", "verbosity"),
+        "verbosity",
     }
 )
 # not supported: refused unless the value is one of these, which request nothing
@@ -45,13 +45,10 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "grammar_lazy": (False,),
-    "grammar_triggers": ([],),
     "guided_whitespace_pattern": (),
     "modalities": (["text"],),
     "multimodal_data": ([],),
     "prompt_name": (),
-    "preserved_tokens": ([],),
     "structural_tag": (),
     "truncation_direction": ("right", "Right"),
     "web_search_options": (),

@@ -18,12 +18,14 @@ from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from .bridge import Choice
 from .infill import infill_tokens, suffix_tokens
+from .lazy_grammars import check_lazy
 from .prompt_tokens import prompt_tokens
 from .schema import CompletionBody, GenerationBody, InfillBody
 from .schema_chat import ConversationBody
 from .state import ServedModel
 from .tasks import GenerationTask
 
+OF_BODIES: Final = {"logit_bias", "stop"}  # options that are fields of bodies
 N_SEEDS: Final = 2**32 - 1  # seeds are modulo 2**32; the last value means "random"
 
 
@@ -76,7 +78,11 @@ def chat_task(model: Instance, body: ConversationBody) -> GenerationTask:
     """The work of a chat. Raises RequestError: an invalid value, or messages that the template
     refuses."""
     params = request_params(model, body)
-    chat = prepared_chat(model, body.chat_request(params.grammar.spec), params)
+    # the grammar of content, or one that begins anywhere in the text of an answer
+    response = None if body.grammar_lazy else params.grammar.spec
+    chat = prepared_chat(model, body.chat_request(response), params)
+    if body.grammar_lazy and chat.grammar is not None:
+        raise RequestError('"grammar_lazy" cannot be combined with "tools"')
     prompt = prompt_tokens(model, [chat.prompt])
     return GenerationTask(
         body=body,
@@ -120,8 +126,11 @@ def request_params(model: Instance, body: GenerationBody) -> RequestParams:
     Raises:
         RequestError: an invalid value.
     """
-    biases = {"logit_bias": body.logit_bias} if body.logit_bias else {}
-    return model.request_params({**body.params, **biases})
+    given = {name: getattr(body, name) for name in OF_BODIES & body.model_fields_set}
+    params = model.request_params({**body.params, **given})
+    if body.grammar_lazy:
+        check_lazy(body.grammar_triggers, params.grammar.spec, model.vocab.n_tokens)
+    return params
 
 
 def _next_seed(seed: int, i: int) -> int:

@@ -25,6 +25,7 @@ from ..runtime.params import GenerationParams, RequestParams
 from ..runtime.text import Piece
 from .bridge import Choice, Event, Progress
 from .json_pieces import JsonPart, json_list, json_texts, pieces
+from .lazy_grammars import shown_triggers
 from .prob_texts import ProbTexts
 from .schema import GenerationBody
 from .sse import GAP, PING, Template, event_bytes, json_text, numbers_text
@@ -39,9 +40,6 @@ FIXED_SETTINGS: Final[Json] = {
     "backend_sampling": False,
     "chat_format": "Content-only",
     "generation_prompt": "",
-    "grammar_lazy": False,
-    "grammar_triggers": [],
-    "preserved_tokens": [],
     "reasoning_in_content": False,
     "speculative.types": "none",
 }
@@ -165,7 +163,7 @@ class NativeReplies(Replies):
     def chunks(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> Iterator[Json]:
         """See `Replies.chunks`."""
         if isinstance(event, Result):
-            yield self._final(choice, event, streamed=True)
+            yield self.final(choice, event, streamed=True)
             return
         text, tokens = "", []
         if isinstance(event, Piece):
@@ -203,13 +201,14 @@ class NativeReplies(Replies):
     def whole(self) -> Json | JsonPart:
         """See `Replies.whole`; one object for one text, a list for several."""
         finals = (
-            self._final(choice, choice.result, streamed=False)
+            self.final(choice, choice.result, streamed=False)
             for choice in self.choices
             if choice.result is not None
         )
         return next(finals) if len(self.choices) == 1 else json_list(map(json_texts, finals))
 
-    def _final(self, choice: Choice, result: Result, *, streamed: bool) -> Json:
+    def final(self, choice: Choice, result: Result, *, streamed: bool) -> Json:
+        """The reply of a text that has ended. The last chunk of a stream does not repeat it."""
         body = self.body
         final: Json = {
             "index": choice.index,
@@ -249,6 +248,7 @@ class OpenAIReplies(Replies):
     def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
         super().__init__(model, task, choices)
         self.created = int(time.time())
+        self._native = NativeReplies(model, task, choices) if self.body.verbose else None
 
     def envelope(self, choices: list[Json] | JsonPart, *, chunk: bool) -> Json:
         """An object with these `choices`."""
@@ -274,7 +274,15 @@ class OpenAIReplies(Replies):
         """See `Replies.whole`."""
         choices = json_list(json_texts(self.finished(choice)) for choice in self.choices)
         reply = self.envelope(choices, chunk=False)
-        return reply | {"usage": self.usage()} | self.end_timings()
+        verbose = self.verbose(self.choices[0], streamed=False)
+        return reply | {"usage": self.usage()} | verbose | self.end_timings()
+
+    def verbose(self, choice: Choice, *, streamed: bool) -> Json:
+        """The field `__verbose`, the native reply of a choice that has ended; none if not
+        requested."""
+        if self._native is None or choice.result is None:
+            return {}
+        return {"__verbose": self._native.final(choice, choice.result, streamed=streamed)}
 
     @abstractmethod
     def finished(self, choice: Choice) -> Json:
@@ -311,7 +319,7 @@ class CompletionReplies(OpenAIReplies):
         """See `Replies.chunks`."""
         if isinstance(event, Result):
             ended = self._choice(choice, "", (), event.finish_reason) | self.constraint(event)
-            last = {"timings": event.timings.as_dict()}
+            last = self.verbose(choice, streamed=True) | {"timings": event.timings.as_dict()}
             if self._reports_usage_now():
                 last["usage"] = self.usage()
             yield self.envelope([ended], chunk=True) | last
@@ -367,7 +375,9 @@ def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
         | FIXED_SETTINGS
         | {
             "max_tokens": params.generation.n_predict,
-            "stop": list(body.stop),
+            "grammar_lazy": body.grammar_lazy,
+            "grammar_triggers": shown_triggers(body.grammar_triggers),
+            "preserved_tokens": list(body.preserved_tokens),
             "stream": body.stream,
             "n_probs": body.n_top_probs or 0,
             "post_sampling_probs": body.post_sampling_probs,

@@ -58,7 +58,8 @@ class ChatReplies(OpenAIReplies):
             more = {}
         if isinstance(event, Result):
             ended = {"finish_reason": self._finish_reason(choice), **self.constraint(event)}
-            yield self._chunk(choice, {}, **ended) | {"timings": event.timings.as_dict()}
+            last = self.verbose(choice, streamed=True) | {"timings": event.timings.as_dict()}
+            yield self._chunk(choice, {}, **ended) | last
 
     def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
         """See `Replies.frames`."""

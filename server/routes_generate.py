@@ -30,6 +30,7 @@ from .cost import body_cost, request_cost
 from .grammars import GrammarQueue
 from .kept_streaming import keeps_stream, kept_stream
 from .parsing import parse_body
+from .prompt_log import Ended
 from .prompts import chat_task, choices_of, infill_task, text_task
 from .replies import CompletionReplies, Json, NativeReplies, Replies
 from .replies_chat import ChatReplies
@@ -37,7 +38,7 @@ from .request_log import record_of
 from .routes import json_response, text_model
 from .schema import CompletionBody, GenerationBody, InfillBody
 from .schema_chat import ChatBody, ConversationBody
-from .state import STATE
+from .state import STATE, own_path
 from .streaming import (
     STREAM_HEADERS,
     EventStream,
@@ -154,7 +155,11 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
         address = network_of(request.remote or "")
-        with pace.generating(address), _controlled(request, bridge, replies):
+        with (
+            pace.generating(address),
+            _controlled(request, bridge, replies),
+            _written(request, replies),
+        ):
             if replies.body.stream:
                 stream = kept_stream if keeps_stream(request) else _stream
                 return await stream(request, bridge, replies)
@@ -174,6 +179,19 @@ def _controlled(request: web.Request, bridge: Bridge, replies: Replies) -> Itera
         yield
     finally:
         del controlled[replies.id]
+
+
+@contextmanager
+def _written(request: web.Request, replies: Replies) -> Iterator[None]:
+    """Write the prompts and texts at the end, if the server logs them."""
+    try:
+        yield
+    finally:
+        prompts, task = request.app[STATE].prompts, replies.task
+        if prompts is not None:
+            where = record_of(request).id, own_path(request), replies.model.vocab
+            ended = Ended(*where, task.prompts, replies.choices, task.body.n_choices)
+            prompts.add(ended)
 
 
 def _deliveries(request: web.Request, model: Instance) -> Deliveries:

@@ -23,17 +23,20 @@ from pydantic import (
 
 from ..base.options import declarations
 from ..model.guide.params import GrammarParams
+from ..model.guide.triggers import Triggers
 from ..model.sampling import N_BIASES_MAX
 from ..runtime.params import ALIASES, RequestParams, without_aliases
 from .constraints import constraint_of
+from .lazy_grammars import check_preserved, check_triggers
 
 Part = str | int
 Prompt = tuple[Part, ...]  # texts and token ids, in order
 LogitBias = tuple[tuple[Part, Any], ...]
 
-# but for the biases, which may name tokens by texts, and the constraint, which has many fields
+# but for the constraint, which has many fields, and fields of the body: biases may name tokens by
+# texts, and texts that stop are limited
 PARAMS: Final = (
-    declarations(RequestParams).keys() - {"logit_bias"} - declarations(GrammarParams).keys()
+    declarations(RequestParams).keys() - {"logit_bias", "stop"} - declarations(GrammarParams).keys()
 )
 
 # limits, so that no request uses up the memory or the time of others
@@ -165,10 +168,14 @@ class GenerationBody(Body):
     post_sampling_probs: bool = False
     stop: Annotated[tuple[str, ...], PlainValidator(stop_words)] = ()
     n_indent: int = Field(default=0, ge=0, le=INT32_MAX)
+    grammar_lazy: bool = False
+    grammar_triggers: Annotated[Triggers | None, PlainValidator(check_triggers)] = None
+    preserved_tokens: Annotated[tuple[str, ...], PlainValidator(check_preserved)] = ()
     logit_bias: Annotated[LogitBias, PlainValidator(_logit_bias)] = ()
     return_tokens: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
+    verbose: bool = False  # replies of OpenAI's shape have the native one, too
     response_fields: Annotated[list[str], FailFast(), Field(max_length=N_RESPONSE_FIELDS_MAX)] = []
     sse_ping_interval: int | None = Field(default=None, ge=-1, le=INT32_MAX)  # the server's
     id_slot: int = Field(default=-1, ge=-1)  # the slot that it gets if that is free

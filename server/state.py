@@ -30,6 +30,7 @@ from .keys import KeyRing
 from .otel import Traces
 from .pace import SHARE_BESIDE_DEVICES, RequestPace
 from .progress import LoadProgress
+from .prompt_log import PromptLog
 from .request_counts import RequestCounts
 from .responses.store import ResponseStore
 from .turns import Turns
@@ -82,6 +83,7 @@ class ServerState:
         self.bodies = BodyMemory(MIB * max(N_MIB_BODIES, N_LONGEST * config.max_body))
         self.writers = Turns(2)  # of making the JSON of whole replies, piece by piece
         self.pace = RequestPace()
+        self.prompts = PromptLog(config.log_prompts_dir) if config.log_prompts_dir else None
         self.slot_files = asyncio.Lock()  # one is written or read at a time
         self.discards = Turns()  # of bodies of refused requests
         self.traces: Traces | None = None  # with --otel, while the server runs

@@ -45,7 +45,9 @@ class GenerationTask:
     @property
     def grammar(self) -> GrammarSpec | None:
         """The grammar of the texts; None if they are free."""
-        return self.params.grammar.spec if self.chat is None else self.chat.grammar
+        if self.chat is None or self.body.grammar_lazy:
+            return self.params.grammar.spec
+        return self.chat.grammar
 
     def own_paths(self, text: str) -> str:
         """Return a text with the path of a schema, now with the path that the request has."""

@@ -14,11 +14,13 @@ asks for, `Compiler` checks and compiles it, a `Matcher` follows one text.
 from ..batch import Mask
 from .chat import chat_spec
 from .compiler import CompiledGrammar, Compiler, validate
+from .lazy import LazyMatcher
 from .masks import MaskComputer
 from .matcher import Matcher
 from .params import GrammarParams
 from .spec import GrammarKind, GrammarSpec, Loosened
 from .tokens import n_mask_bits
+from .triggers import Trigger, TriggerKind, Triggers
 
 __all__ = [
     "CompiledGrammar",
@@ -26,10 +28,14 @@ __all__ = [
     "GrammarKind",
     "GrammarParams",
     "GrammarSpec",
+    "LazyMatcher",
     "Loosened",
     "Mask",
     "MaskComputer",
     "Matcher",
+    "Trigger",
+    "TriggerKind",
+    "Triggers",
     "chat_spec",
     "validate",
     "n_mask_bits",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,16 @@ class Compiler:
         from .token_names import TokenNames  # noqa: PLC0415 - as the translators
 
         return TokenNames.of(self._vocab)
+
+    @cached_property
+    def spelling(self) -> Mapping[bytes, int]:
+        """The token of each text, built on first use."""
+        special = self._vocab.control_ids | self._vocab.eog
+        return {
+            piece: id
+            for id, piece in enumerate(self._vocab.pieces())
+            if piece and id not in special
+        }
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:

@@ -22,7 +22,7 @@ from ...base.errors import ClosedError, ContextSizeError, RequestError
 from ...model.adapters import Adapters
 from ...model.batch import F32Array
 from ...model.context import Context
-from ...model.guide import Compiler, Matcher
+from ...model.guide import Compiler, LazyMatcher, Matcher
 from ...model.page_store import PageStore
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
@@ -160,7 +160,12 @@ class Engine:
         for token in job.prompt:
             sampler.accept(token)
         scales = self._lora_scales(job)
-        ticket = Ticket(job, sampler, self._matcher(job), self._thinking(job), scales)
+        matcher, lazy = self._matcher(job), None
+        if matcher is not None and job.triggers is not None:
+            lazy = LazyMatcher(matcher, job.triggers, self.vocab, self.compiler.spelling)
+            matcher = None
+        ticket = Ticket(job, sampler, matcher, self._thinking(job), scales)
+        ticket.lazy = lazy
         self._queue.put(ticket)
         return ticket
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ...base.errors import LamellaError
-from ...model.guide import GrammarSpec, Loosened
+from ...model.guide import GrammarSpec, Loosened, Triggers
 from ...model.sampling import Logprobs
 from ..params import RequestParams
 from .shares import NOBODY, Owner
@@ -118,7 +118,7 @@ class Sink(Protocol):
         cache. Counting starts over after a preemption."""
 
     def token(self, token: int, logprobs: Logprobs | None) -> bool:
-        """A new token. Not called for an end token.
+        """A new token. Called for an end token only with the option `special`.
 
         `logprobs` are those that the job requests. Return False to stop the generation
         (`StopType.WORD`).
@@ -139,6 +139,7 @@ class Job:
         prompt: its tokens.
         params: how to continue it.
         grammar: the grammar of its text, instead of that of `params`.
+        triggers: what its grammar begins with; None: it is that of the whole text.
         thinking: where its text has reasoning; None if it has none.
         sink: receives the tokens.
         n_probs: number of tokens at each position whose log-probabilities the sink gets; 0: none.
@@ -152,6 +153,7 @@ class Job:
     params: RequestParams
     sink: Sink
     grammar: GrammarSpec | None = None
+    triggers: Triggers | None = None
     thinking: Thinking | None = None
     n_probs: int = 0
     post_sampling_probs: bool = False

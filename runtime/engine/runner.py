@@ -254,7 +254,7 @@ class Runner:
     def _grammar(self, ticket: Ticket) -> Future[bool] | None:
         """The grammar of a job that is not compiled yet, or the one before it. A thread compiles
         it: a large grammar takes half a second."""
-        matcher = ticket.matcher
+        matcher = ticket.matcher if ticket.lazy is None else ticket.lazy.matcher
         if matcher is None or matcher.is_compiled():
             return None
         last = self._compiling
@@ -398,14 +398,18 @@ class Runner:
             sampler.accept(token)
         ticket.tokens.append(token)
         ticket.decoding = True
-        if token in self._vocab.eog and not ticket.params.ignore_eos:
+        is_end = token in self._vocab.eog and not ticket.params.ignore_eos
+        if is_end and not ticket.params.special:
             return StopType.EOS
-        if matcher is not None:
+        if matcher is not None and not is_end:
             matcher.accept(token)
+        elif ticket.lazy is not None and not is_end and ticket.lazy.push(token):
+            matcher = ticket.matcher = ticket.lazy.matcher
+            ticket.lazy = None
         logprobs = _logprobs(ticket, row, token) if ticket.n_probs else None
         if not ticket.sink.token(token, logprobs):
             return StopType.WORD
-        if matcher is not None and matcher.is_finished:
+        if is_end or (matcher is not None and matcher.is_finished):
             return StopType.EOS
         late = ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token)
         if late or len(ticket.tokens) >= ticket.n_most:
@@ -489,6 +493,8 @@ class Runner:
         self.counters.ended(ticket)
         if ticket.matcher is not None:
             ticket.matcher.close()
+        if ticket.lazy is not None:
+            ticket.lazy.matcher.close()
         if ticket.seq is not None:
             self.running.remove(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]

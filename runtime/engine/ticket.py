@@ -10,7 +10,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from ...model.batch import F32Array
-from ...model.guide import Matcher
+from ...model.guide import LazyMatcher, Matcher
 from ...model.kv_prefix import Node, PrefixIdentity
 from ...model.kv_sequence import KVSequence
 from ...model.page_files import Fetch
@@ -72,6 +72,7 @@ class Ticket:
         "id",
         "identity",
         "is_sound",
+        "lazy",
         "lora_scales",
         "matcher",
         "n_cached",
@@ -114,6 +115,7 @@ class Ticket:
         self.sink = job.sink
         self.sampler = sampler
         self.matcher = matcher  # follows the grammar of the text; None if it is free
+        self.lazy: LazyMatcher | None = None  # searches for the begin of the grammar
         self.thinking = thinking  # follows the reasoning of the text; None if it has none
         self.owner = job.owner
         self.slot = job.slot  # once it has started, the one that it got

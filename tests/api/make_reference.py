@@ -35,7 +35,7 @@ WIDER: Final = {
     "logit_bias": "Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]",
     "json_schema": "Mapping[str, object] | bool | str | type | TypeAdapter[Any]",
 }
-LEFT_OUT: Final = ("path",)  # `lamella.load` has an argument of this name
+LEFT_OUT: Final = ("path", "stop")  # methods have arguments of these names
 
 HEAD: Final = '''\
 """The options of `lamella.load` and of generations, as types of keyword arguments.

@@ -123,13 +123,22 @@ def test_a_golden_through_the_openai_package() -> None:
 
 
 def test_flags_are_the_defaults_of_requests() -> None:
-    server = Server(model_path("stories260K-F32"), "-n", "3", "--temp", "0", "--ignore-eos")
+    flags = ("-n", "3", "--temp", "0", "--ignore-eos", "-sp", "-r", "no text", "-r", "<s>")
+    server = Server(model_path("stories260K-F32"), *flags)
     try:
         assert server.post("/completion", prompt="Once")["tokens_predicted"] == 3
         reply = server.post("/completion", prompt="Once", n_predict=5)
         assert reply["tokens_predicted"] == 5
         assert reply["generation_settings"]["ignore_eos"]
         assert reply["generation_settings"]["temperature"] == 0
+        begun = {"prompt": "Once", "logit_bias": [[1, 100]]}
+        assert server.post("/completion", **begun)["stopping_word"] == "<s>"
+        assert server.post("/completion", **begun, stop="no")["content"] == "<s><s><s>"
+        assert server.post("/completion", **begun, special=False)["content"] == ""
+        ended = {"prompt": "Once", "logit_bias": [[2, 100]], "ignore_eos": False, "n_probs": 1}
+        last = server.post("/completion", **ended)
+        assert (last["content"], last["stop_type"]) == ("</s>", "eos")
+        assert [each["id"] for each in last["completion_probabilities"]] == [2]
     finally:
         server.stop()
 

@@ -31,8 +31,8 @@ def engine(context: FakeContext) -> Iterator[Engine]:
 
 
 def start(engine: Engine, n_predict: int = 20, *stop: str, ignore_eos: bool = False) -> Generation:
-    params = request(sampling(), n_predict=n_predict, ignore_eos=ignore_eos)
-    return generate(engine, VOCAB, [5, 6], params, stop=stop)
+    params = request(sampling(), n_predict=n_predict, ignore_eos=ignore_eos, stop=stop)
+    return generate(engine, VOCAB, [5, 6], params)
 
 
 def becomes_idle(engine: Engine) -> bool:

@@ -12,6 +12,7 @@ from fake_context import PIECES, VOCAB
 from lamella.base.errors import BackendError, LamellaError
 from lamella.model.sampling import Logprobs
 from lamella.runtime.engine.job import Result, StopType, Timings
+from lamella.runtime.params import GenerationParams
 from lamella.runtime.text import IndentFinder, Piece, StopFinder, TextSink
 
 TIMINGS = Timings(cache_n=0, prompt_n=1, prompt_ms=1, predicted_n=1, predicted_ms=1)
@@ -47,7 +48,7 @@ class Listener:
             end=self.ends.append,
             error=self.errors.append,
             progress=lambda *numbers: self.progressed.append(numbers),
-            stop=stop,
+            params=GenerationParams(stop=stop),
         )
 
     @property

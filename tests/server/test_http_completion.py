@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_context import FakeContext, expected
-from http_world import BOS, RunningServer, make_model, running
+from http_world import BOS, HttpVocab, RunningServer, make_model, running
 
 from lamella.model.sampling import SamplingParams
+from lamella.runtime.instance import Instance
 
 GREEDY = {"temperature": 0, "n_predict": 12, "ignore_eos": True}
 TIMINGS = {
@@ -55,6 +57,30 @@ def test_the_native_reply(server: RunningServer, path: str) -> None:
     assert timings.keys() == TIMINGS
     assert (settings["seed"], settings["temperature"], settings["n_predict"]) == (7, 0, 5)
     assert settings.keys() >= {"top_k", "samplers", "stop", "n_probs", "ignore_eos", "stream"}
+
+
+def test_texts_that_stop_by_default() -> None:
+    whole = make_text("abc", 12)
+
+    def load() -> Instance:
+        return replace(make_model(), defaults={"stop": (whole[4:6],)})
+
+    with running(load) as server:
+        cut = server.ok("/completion", prompt="abc", **GREEDY)
+        assert cut["content"] == whole[: whole.index(whole[4:6])]
+        assert cut["generation_settings"]["stop"] == [whole[4:6]]
+        own = server.ok("/completion", prompt="abc", stop=whole[7:9], **GREEDY)
+        assert own["content"] == whole[: whole.index(whole[7:9])]
+        none = server.ok("/completion", prompt="abc", stop=[], **GREEDY)
+        assert none["content"] == whole
+        null = server.ok("/completion", prompt="abc", stop=None, **GREEDY)
+        assert null["content"] == cut["content"]
+
+
+def make_text(prompt: str, n: int) -> str:
+    """The text that a fake model continues greedily."""
+    vocab = HttpVocab()
+    return vocab.detokenize(expected(vocab.tokenize(prompt), SamplingParams(temperature=0), n))
 
 
 def test_a_context_shift() -> None:

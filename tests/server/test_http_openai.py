@@ -184,3 +184,24 @@ def test_closing_a_stream_early(client: OpenAI, server: RunningServer) -> None:
     ) as stream:
         assert next(iter(stream)).choices
     assert client.completions.create(model="any", prompt="a", max_tokens=1).choices
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "abc"}), ("/v1/chat/completions", {"messages": HI})],
+)
+def test_verbose(path: str, body: dict[str, Any]) -> None:
+    asked = {**body, "temperature": 0, "max_tokens": 8, "n": 2, "seed": 4}
+    with running() as server:
+        whole = server.ok(path, **asked, verbose=True)
+        native = whole["__verbose"]
+        first = whole["choices"][0]
+        assert native["content"] == (first.get("text") or first["message"]["content"])
+        assert native["prompt"].startswith("<s>")
+        assert (native["generation_settings"]["n_predict"], native["index"]) == (8, 0)
+        events = server.post(path, {**asked, "verbose": True, "stream": True}).events
+        ends = [each["__verbose"] for each in events[:-1] if "__verbose" in each]
+        assert sorted(end["index"] for end in ends) == [0, 1]
+        assert {end["content"] for end in ends} == {""}
+        assert "__verbose" not in server.ok(path, **asked, verbose=False)
+        assert '"verbose"' in server.post(path, {**asked, "verbose": 1}).error["message"]

@@ -37,7 +37,7 @@ def cost_of(n_prompts: int = 1, n_predict: int = -1, **body: Any) -> int:
 
 
 def task_of(n_prompts: int = 1, n_predict: int = -1, **body: Any) -> GenerationTask:
-    params = RequestParams.make({"n_predict": n_predict})
+    params = RequestParams.make({"n_predict": n_predict, "stop": body.get("stop", ())})
     prompts = [(1, 2)] * n_prompts
     return GenerationTask(body=GenerationBody(**body), params=params, prompts=prompts)
 
