@@ -8,6 +8,7 @@ tests/alloc/test_buffers.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import Enum
 from typing import ClassVar, Final
 
@@ -19,6 +20,7 @@ from ..graph.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
 Data = bytes | bytearray | memoryview | npt.NDArray[np.generic]
+Reader = Callable[[int, int], Bytes]  # (begin, end) -> these bytes of a tensor, flat
 
 UNLIMITED: Final = 2**63 - 1
 
@@ -139,6 +141,15 @@ class Buffer(ABC):
         """
         raw = as_bytes(data)
         self._write(self._locate(tensor, offset, raw.size), raw)
+
+    def fill_tensor(self, tensor: Tensor, read: Reader) -> None:
+        """Write the whole tensor. `read` may be called by several threads at once, for parts that
+        end with a row.
+
+        Raises:
+            TensorAccessError: the tensor is not in this buffer.
+        """
+        self.set_tensor(tensor, read(0, tensor.nbytes))
 
     def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
         """A copy of `size` bytes (default: to the end) from byte `offset` of the tensor on."""

@@ -431,19 +431,33 @@ def _fill(
 
     for tensor, weight in sorted(sources.items(), key=place_in_file):
         if weight.is_converted or model.homes[weight.spec.name].buft not in plain:
-            # special buffer types may repack a tensor, which needs all of its data at once
+            # special buffer types may repack a tensor: they read what they need at once
             _copy_whole(file, tensor, weight, done)
         else:
             _copy_slices(file, tensor, weight, done)
 
 
 def _copy_whole(file: GGUFFile, tensor: Tensor, weight: FoundWeight, done: _Progress) -> None:
-    parts = [file.read(info) for info in weight.parts]
-    data = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    size = sum(info.nbytes for info in weight.parts)
+
+    def read(begin: int, end: int) -> Bytes:
+        return _read(file, weight.parts, begin, end)
+
     if weight.is_converted:
-        data = _as_f32(weight.parts[0].type, data)
-    buffer_of(tensor).set_tensor(tensor, data)
-    done.add(sum(info.nbytes for info in weight.parts))
+        buffer_of(tensor).set_tensor(tensor, _as_f32(weight.parts[0].type, read(0, size)))
+    else:
+        buffer_of(tensor).fill_tensor(tensor, read)
+    done.add(size)
+
+
+def _read(file: GGUFFile, parts: Iterable[TensorInfo], begin: int, end: int) -> Bytes:
+    """Return the bytes from `begin` to `end` of consecutive parts."""
+    found, first = [], 0
+    for info in parts:
+        if first < end and first + info.nbytes > begin:
+            found.append(file.read(info, max(begin - first, 0), min(end - first, info.nbytes)))
+        first += info.nbytes
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _copy_slices(file: GGUFFile, tensor: Tensor, weight: FoundWeight, done: _Progress) -> None:

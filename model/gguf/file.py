@@ -3,8 +3,8 @@
 The header is read once, tensors when they are asked for, into memory of their own. The files are
 not mapped into memory: if another program truncates a file, a map ends the process (SIGBUS), and a
 read is an error. If a file is overwritten in place, tensors change. So replace model files by
-renaming. Not for several threads. Knows no architectures. Tested by tests/model/test_gguf_read.py
-and test_gguf_split.py.
+renaming. Several threads may read tensors. Knows no architectures. Tested by
+tests/model/test_gguf_read.py and test_gguf_split.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Final
 
@@ -42,6 +43,7 @@ HEADER_BYTES_MAX: Final = 256 << 20  # vocabularies of 262,144 tokens take 20 Mi
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
 _HOST_ORDER = "<" if sys.byteorder == "little" else ">"
+_SEEKING: Final = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,17 @@ class GGUFFile:
             shard.file.close()
         self._shards = []
 
-    def read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a tensor, flat, in the host's byte order.
+    def read(
+        self, info: TensorInfo, begin: int = 0, end: int | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor, flat, in the host's byte order: all of them, or those from
+        `begin` to `end`, which must be whole blocks.
 
         Raises:
             ClosedError: the file was closed.
             ModelFileError: the file cannot be read, or was truncated after it was opened.
         """
-        return self._bytes(info, 0, info.nbytes)
+        return self._bytes(info, begin, (info.nbytes if end is None else end) - begin)
 
     def slices(self, info: TensorInfo) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield the bytes of a tensor in order, a few MiB of whole blocks each. See `read`."""
@@ -108,14 +113,13 @@ class GGUFFile:
     def _bytes(self, info: TensorInfo, begin: int, n: int) -> npt.NDArray[np.uint8]:
         shard = self._shard(info)
         raw = np.empty(n, np.uint8)
-        left = raw.data
+        done, first = 0, info.offset + begin
         try:
-            shard.file.seek(info.offset + begin)
-            while left and (n_read := shard.file.readinto(left)):
-                left = left[n_read:]
+            while done < n and (n_read := _read_at(shard.file, raw[done:].data, first + done)):
+                done += n_read
         except OSError as e:
             raise _unreadable(shard.path, e) from e
-        if left:
+        if done < n:
             end = f"tensor {shown(info.name)} ends at byte {info.offset + info.nbytes}"
             raise _truncated(shard.path, shard.file, shard.size, end)
         if shard.header.byte_order == _HOST_ORDER:
@@ -209,6 +213,15 @@ def _open(path: Path) -> tuple[FileIO, int]:
         file.close()
         raise ModelFileError(f"{path}: not a GGUF file: {describe(b'', 0)}")
     return file, size
+
+
+def _read_at(file: FileIO, out: memoryview, position: int) -> int:
+    """Read bytes from this position on into `out`. Return their number, 0 at the file's end."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file.fileno(), [out], position)
+    with _SEEKING:  # on Windows
+        file.seek(position)
+        return file.readinto(out)
 
 
 def _unreadable(path: Path, error: Exception) -> ModelFileError:

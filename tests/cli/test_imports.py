@@ -29,8 +29,9 @@ OF_SERVERS = {"aiohttp", "pydantic", "asyncio"}  # `lamella serve` imports them 
 
 PROGRAM = """
 import sys
+before = set()
 {code}
-sys.stdout.write("imported: " + " ".join(sys.modules))
+sys.stdout.write("imported: " + " ".join(set(sys.modules) - before))
 """
 RUN = "from lamella.cli.main import main\nmain({args!r})"
 SERVE = """
@@ -40,11 +41,15 @@ args = parser(["serve"]).parse_args(["serve", {path!r}])
 model = serve.open_served(serve.open_params(args), {{}}, serve.LoadProgress())
 model.worker.close()
 """
+SPARE = """
+import lamella.cli.spare
+before = set(sys.modules)
+"""
 PATH = str(FOLDER / NAME)
 
 
 def imported(code: str) -> set[str]:
-    """The modules that a process has imported at its end."""
+    """The modules that a process has imported at its end, without those in `before`."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(code=code)],
         capture_output=True,
@@ -68,3 +73,9 @@ def imported(code: str) -> set[str]:
 def test_a_start_imports_no_slow_library(code: str, absent: set[str]) -> None:
     imported(code)  # compiles kernels that are missing
     assert imported(code) & absent == set()
+
+
+def test_a_process_started_ahead_has_imported_what_a_model_needs() -> None:
+    code = SPARE + SERVE.format(path=PATH)
+    imported(code)  # compiles kernels that are missing
+    assert imported(code) == {"lamella.model.arch.llama"}

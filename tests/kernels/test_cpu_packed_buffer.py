@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,46 @@ def test_threads_pack_the_same_bytes(
         assert (buffer.memory[:size] == packed_bytes(type, raw, 512)).all(), n
         assert (buffer.memory[size:] == GUARD).all(), n
         assert (buffer.get_tensor(t) == raw).all(), n
+
+
+@each_count
+def test_threads_read_what_they_pack(n_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_module, "PART_BYTES", 1000)
+    t, buffer, raw = filled(Q4_0, 2, 100, 64, n_threads=n_threads)
+    other = bytes_of(random_bytes(Q4_0, 2, 100, 64))
+    found: list[tuple[int, int]] = []
+
+    def read(begin: int, end: int) -> Bytes:
+        found.append((begin, end))
+        return other[begin:end].copy()
+
+    buffer.fill_tensor(t, read)
+    assert (buffer.get_tensor(t) == other).all()
+    row, step = 36, 16 * 36  # a part is a group of rows
+    ends = [min(b + step, m + 100 * row) for m in (0, 100 * row) for b in range(m, m + 3600, step)]
+    assert sorted(end for _, end in found) == ends
+    assert sum(end - begin for begin, end in found) == raw.size
+
+
+@each_count
+def test_a_read_that_fails_ends_all_threads(
+    n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_module, "PART_BYTES", 1000)
+    t, buffer, raw = filled(Q4_0, 320, 64, n_threads=n_threads)
+    running: set[int] = set()
+
+    def read(begin: int, end: int) -> Bytes:
+        if begin == 0:
+            raise OSError("the first part")
+        running.add(begin)
+        time.sleep(0.01)
+        running.remove(begin)
+        return raw[begin:end]
+
+    with pytest.raises(OSError, match="the first part"):
+        buffer.fill_tensor(t, read)
+    assert not running
 
 
 def test_all_large_tensors_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +351,24 @@ def test_matrices_are_packed_and_vectors_are_not(name: str, type: GGMLType, tmp_
         if weight in model.weights:
             assert (tensor_get(model.weights[weight]) == data).all(), weight
     model.free()
+
+
+def test_a_part_may_be_of_several_tensors_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # also parts of one tensor
+    for part in (1, 1 << 19):
+        monkeypatch.setattr(buffer_module, "PART_BYTES", part)
+        write_model(TINY["mixtral"], tmp_path / "one.gguf")
+        write_model(TINY["mixtral"], tmp_path / "split.gguf", split_experts=True)
+        models = [
+            load_model(tmp_path / name, placed(cpu=CpuDevice(2)))
+            for name in ("one.gguf", "split.gguf")
+        ]
+        for name, weight in models[0].weights.items():
+            assert (tensor_get(weight) == tensor_get(models[1].weights[name])).all(), name
+        for model in models:
+            model.free()
 
 
 @pytest.mark.parametrize("repack", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,22 @@ def test_slices_are_whole_blocks(
             slices = list(file.slices(info))
             assert {part.size for part in slices} == {n_slice}
             assert b"".join(part.tobytes() for part in slices) == F32.tobytes()
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+def test_threads_read_parts_of_tensors(tmp_path: Path, byte_order: Any) -> None:
+    tensors = [Tensor(name, F32 + i) for i, name in enumerate("abcdefgh")]
+    with opened(tmp_path, build({}, tensors, byte_order=byte_order)) as file:
+
+        def read(tensor: Tensor) -> list[bytes]:
+            info, n = file.tensors[str(tensor.name)], F32.nbytes
+            at = [*range(0, n, 12)] * 50
+            return [file.read(info, begin, min(begin + 12, n)).tobytes() for begin in at]
+
+        with ThreadPoolExecutor(8) as threads:
+            for tensor, parts in zip(tensors, threads.map(read, tensors), strict=True):
+                assert isinstance(tensor.data, np.ndarray)
+                assert b"".join(parts) == tensor.data.tobytes() * 50
 
 
 @pytest.mark.parametrize("n_bytes", [8, 24, 100, 1000])

@@ -8,13 +8,13 @@ Tested by tests/kernels/test_cpu_packed_buffer.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ....alloc.buffer import Buffer, BufferType, Bytes, Data, as_bytes
+from ....alloc.buffer import Buffer, BufferType, Bytes, Data, Reader, as_bytes
 from ....alloc.host import aligned_zeros
 from ....base.errors import OutOfMemoryError, TensorAccessError
 from ....graph.tensor import Tensor
@@ -24,7 +24,7 @@ from .formats import FORMATS, format_of
 from .moves import PACK_ROWS, UNPACK_ROWS
 from .tiles import ROWS
 
-PART_BYTES: Final = 1 << 20  # bytes of a matrix from which on another thread is worth its start
+PART_BYTES: Final = 1 << 19  # bytes that a thread reads and packs at once: they stay in its cache
 
 
 class RepackBufferType(BufferType):
@@ -77,24 +77,47 @@ class RepackBuffer(Buffer):
             TensorAccessError: the data is a part of a tensor, or the type cannot be packed.
         """
         raw = as_bytes(data)
-        at = self._matrices(tensor, offset, raw.size)
-        shares = _shares(tensor, self.buft.n_threads)
-        for i, packed in enumerate(at):
-            pack = _packer(tensor, raw[i * self._size(tensor) :], packed)
-            if len(shares) == 1:
-                pack(shares[0])
-            else:
-                list(self.buft.threads().map(pack, shares))
+        begin = self._whole(tensor, offset, raw.size)
+        self._pack(tensor, begin, lambda first, end: raw[first:end])
+
+    def fill_tensor(self, tensor: Tensor, read: Reader) -> None:
+        """Read and pack a whole tensor, in parts that threads take in turns.
+
+        Raises:
+            TensorAccessError: the tensor is not in this buffer, or its type cannot be packed.
+        """
+        self._pack(tensor, self._whole(tensor, 0, tensor.nbytes), read)
+
+    def _pack(self, tensor: Tensor, begin: int, read: Reader) -> None:
+        memory = self.memory  # `free` does not end it while a thread packs
+        parts = list(_parts(tensor, begin))
+        rest = iter(parts)  # threads take the next part, so the file is read in order
+
+        def work() -> None:
+            pack, runs = native(PACK_ROWS), FORMATS[tensor.type].runs(tensor.ne[0])
+            for part in rest:
+                data = read(part.begin, part.end)
+                to = memory.ctypes.data + part.to
+                pack(*runs.args, data.ctypes.data, part.n_rows, to, 0, -(-part.n_rows // ROWS))
+
+        n = min(self.buft.n_threads, len(parts))
+        if n == 1:
+            work()
+            return
+        working = [self.buft.threads().submit(work) for _ in range(n)]
+        wait(working)  # also after an error: all have ended
+        for each in working:
+            each.result()
 
     def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
         end = tensor.nbytes if size is None else offset + size
         self._locate(tensor, offset, end - offset)
-        at = self._matrices(tensor, 0, tensor.nbytes)
+        packed = self.memory.ctypes.data + self._whole(tensor, 0, tensor.nbytes)
         whole = np.empty(tensor.nbytes, np.uint8)
         runs, unpack = FORMATS[tensor.type].runs(tensor.ne[0]), native(UNPACK_ROWS)
-        for i, packed in enumerate(at):
-            out = whole.ctypes.data + i * self._size(tensor)
-            unpack(*runs.args, packed, tensor.ne[1], out)
+        for i in range(_n_matrices(tensor)):
+            out = whole.ctypes.data + i * _matrix_bytes(tensor)
+            unpack(*runs.args, packed + i * _packed_bytes(tensor), tensor.ne[1], out)
         return whole[offset:end]
 
     def read_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
@@ -106,11 +129,10 @@ class RepackBuffer(Buffer):
         size = tensor.nbytes - offset if size is None else size
         self.set_tensor(tensor, np.full(size, value, np.uint8), offset)
 
-    def _matrices(self, tensor: Tensor, offset: int, size: int) -> list[int]:
-        """The addresses of a tensor's packed matrices."""
+    def _whole(self, tensor: Tensor, offset: int, size: int) -> int:
+        """Where the packed tensor begins in the buffer. Only whole tensors can be accessed."""
         begin = self._locate(tensor, offset, size)
-        form = format_of(tensor)
-        if form is None:
+        if format_of(tensor) is None:
             raise TensorAccessError(
                 f"{tensor!r}: {self.buft.name} can access only whole tensors, no views, of "
                 "types that can be packed"
@@ -120,12 +142,7 @@ class RepackBuffer(Buffer):
                 f"{tensor!r}: bytes {offset}..{offset + size} of {tensor.nbytes}: a tensor in "
                 f"{self.buft.name} must be written as a whole"
             )
-        step, first = form.bytes_of(tensor.ne[0], tensor.ne[1]), self.memory.ctypes.data + begin
-        return [first + i * step for i in range(tensor.ne[2] * tensor.ne[3])]
-
-    def _size(self, tensor: Tensor) -> int:
-        """The bytes of one of a tensor's matrices in the layout of files."""
-        return tensor.type.row_size(tensor.ne[0]) * tensor.ne[1]
+        return begin
 
     def _write(self, offset: int, data: Bytes) -> None:
         self.memory[offset : offset + data.size] = data
@@ -140,20 +157,36 @@ class RepackBuffer(Buffer):
         self.memory = np.empty(0, np.uint8)
 
 
-def _shares(tensor: Tensor, n_threads: int) -> list[tuple[int, int]]:
-    """The groups of rows (begin, end) of each thread. Small tensors use fewer threads."""
-    n_groups = -(-tensor.ne[1] // ROWS)
-    n = min(
-        n_threads, n_groups, 1 + tensor.type.row_size(tensor.ne[0]) * tensor.ne[1] // PART_BYTES
-    )
-    return [(n_groups * i // n, n_groups * (i + 1) // n) for i in range(n)]
+class _Part(NamedTuple):
+    """Rows of a matrix: their bytes in the layout of files, and where they are packed."""
+
+    begin: int
+    end: int
+    n_rows: int
+    to: int
 
 
-def _packer(tensor: Tensor, data: Bytes, packed: int) -> Callable[[tuple[int, int]], None]:
-    """A function that packs the groups (begin, end) of a thread."""
-    pack, runs = native(PACK_ROWS), FORMATS[tensor.type].runs(tensor.ne[0])
+def _parts(tensor: Tensor, begin: int) -> Iterator[_Part]:
+    """The parts of a tensor that is packed at `begin`, in the order of the file."""
+    row_bytes, n = tensor.type.row_size(tensor.ne[0]), tensor.ne[1]
+    step = max(1, PART_BYTES // (ROWS * row_bytes)) * ROWS
+    for i in range(_n_matrices(tensor)):
+        src, to = i * _matrix_bytes(tensor), begin + i * _packed_bytes(tensor)
+        for r in range(0, n, step):
+            n_rows = min(step, n - r)
+            first = src + r * row_bytes
+            yield _Part(first, first + n_rows * row_bytes, n_rows, to + r * row_bytes)
 
-    def run(share: tuple[int, int]) -> None:
-        pack(*runs.args, data.ctypes.data, tensor.ne[1], packed, *share)
 
-    return run
+def _n_matrices(tensor: Tensor) -> int:
+    return tensor.ne[2] * tensor.ne[3]
+
+
+def _matrix_bytes(tensor: Tensor) -> int:
+    """The bytes of one of a tensor's matrices in the layout of files."""
+    return tensor.type.row_size(tensor.ne[0]) * tensor.ne[1]
+
+
+def _packed_bytes(tensor: Tensor) -> int:
+    """The bytes of one of a tensor's matrices in packed rows."""
+    return FORMATS[tensor.type].bytes_of(tensor.ne[0], tensor.ne[1])
