@@ -14,7 +14,9 @@ from .replies import FIXED_SETTINGS
 Json = dict[str, Any]
 
 # options with texts of the client, or with many numbers
-_HIDDEN: Final = frozenset({"logit_bias", "dry_sequence_breakers", "reasoning_budget_message"})
+_HIDDEN: Final = frozenset(
+    {"logit_bias", "stop", "dry_sequence_breakers", "reasoning_budget_message"}
+)
 
 
 def slot_json(id: int, n_ctx: int, job: RunningJob | None, *, is_running: bool) -> Json:

@@ -17,17 +17,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...base.errors import GrammarError
-from .schema import charset
-from .schema.charset import Ranges
-from .schema.pattern_nodes import Alt, Anchor, Chars, Node, PatternError, Repeat, Seq
-from .schema.pattern_parser import PatternParser
+
+if TYPE_CHECKING:
+    from .trigger_steps import Step
 
 N_TRIGGERS_MAX: Final = 64
 N_CHARS_MAX: Final = 1024  # of a word or a pattern
-N_STATES_MAX: Final = 128  # of all patterns: each costs time for every character
+MATCH: Final = 0  # the step behind all patterns
 
 
 class TriggerKind(StrEnum):
@@ -39,6 +38,9 @@ class TriggerKind(StrEnum):
     PATTERN_FULL = "pattern_full"  # of the whole text so far
 
 
+_PATTERNS: Final = (TriggerKind.PATTERN, TriggerKind.PATTERN_FULL)
+
+
 @dataclass(frozen=True, slots=True)
 class Trigger:
     """`token` is the id of a token; `text` is a word, a pattern, or what a client calls it."""
@@ -46,92 +48,6 @@ class Trigger:
     kind: TriggerKind
     text: str
     token: int = -1
-
-
-class Grouped(Chars):
-    """A character within a group."""
-
-    __slots__ = ()
-
-
-class _Parser(PatternParser):
-    def _group(self, depth: int) -> Node:
-        is_group = self._peek() != "?" or self.source.startswith(("?P<", "?<"), self.pos)
-        node = super()._group(depth)
-        return _grouped(node) if is_group else node
-
-
-def _grouped(node: Node) -> Node:
-    match node:
-        case Chars(ranges):
-            return Grouped(ranges)
-        case Seq(parts):
-            return Seq(tuple(map(_grouped, parts)))
-        case Alt(parts):
-            return Alt(tuple(map(_grouped, parts)))
-        case Repeat(inner, least, most):
-            return Repeat(_grouped(inner), least, most)
-    return node
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step of a pattern: a character, a condition, or a choice between the next steps."""
-
-    next: list[int]
-    ranges: Ranges | None = None
-    is_grouped: bool = False
-    anchor: Anchor | None = None
-
-
-_MATCH: Final = 0  # the step behind all patterns
-
-
-class _Steps:
-    """The steps of all patterns."""
-
-    def __init__(self) -> None:
-        self.all = [_Step([])]
-        self._n_left = 20 * N_STATES_MAX  # empty parts make no steps
-
-    def of(self, node: Node, after: int) -> int:
-        """Add the steps of a node before the step `after`. Return the first one."""
-        self._n_left -= 1
-        if self._n_left < 0:
-            raise PatternError(f"it is too long: patterns have at most {N_STATES_MAX} states")
-        match node:
-            case Chars(ranges):
-                return self._add(_Step([after], ranges, isinstance(node, Grouped)))
-            case Seq(parts):
-                for part in reversed(parts):
-                    after = self.of(part, after)
-                return after
-            case Alt(parts):
-                return self._add(_Step([self.of(part, after) for part in parts]))
-            case Anchor():
-                return self._add(_Step([after], anchor=node))
-            case Repeat(inner, least, most):
-                return self._repeat(inner, least, most, after)
-        raise PatternError("lookaheads are not supported")
-
-    def _repeat(self, node: Node, least: int, most: int | None, after: int) -> int:
-        if most is None:
-            loop = self._add(_Step([after]))
-            self.all[loop].next.append(self.of(node, loop))
-            first = loop
-        else:
-            first = after
-            for _ in range(most - least):
-                first = self._add(_Step([self.of(node, first), after]))
-        for _ in range(least):
-            first = self.of(node, first)
-        return first
-
-    def _add(self, step: _Step) -> int:
-        if len(self.all) > N_STATES_MAX:
-            raise PatternError(f"it is too long: patterns have at most {N_STATES_MAX} states")
-        self.all.append(step)
-        return len(self.all) - 1
 
 
 class _Begin(NamedTuple):
@@ -157,17 +73,25 @@ class Triggers:
         self.words = [each.text for each in triggers if each.kind is TriggerKind.WORD]
         self.first: list[int] = []  # steps at the begin of a text
         self.anywhere: list[int] = []
-        steps = _Steps()
+        self.steps: list[Step] = []
+        if any(each.kind in _PATTERNS for each in triggers):
+            self._compile(name)
+
+    def _compile(self, name: str) -> None:
+        # they import the compiler of schemas, which a start does not need
+        from .trigger_steps import Steps, TriggerError  # noqa: PLC0415
+
+        steps = Steps()
         self.steps = steps.all
-        for i, each in enumerate(triggers):
-            if each.kind in (TriggerKind.TOKEN, TriggerKind.WORD):
+        for i, each in enumerate(self.given):
+            if each.kind not in _PATTERNS:
                 continue
             try:
-                entry = steps.of(_Parser(each.text, wide=False).parse(), _MATCH)
+                entry = steps.of_pattern(each.text)
                 self.first.append(entry)
-                if _MATCH in self.closure({}, entry, _Begin(0, _NONE), is_first=True):
-                    raise PatternError("it matches the empty text")
-            except (PatternError, ValueError) as e:
+                if MATCH in self.closure({}, entry, _Begin(0, _NONE), is_first=True):
+                    raise TriggerError("it matches the empty text")
+            except TriggerError as e:
                 raise GrammarError(f"{name}[{i}].value: {e}") from None
             if each.kind is TriggerKind.PATTERN:
                 self.anywhere.append(entry)
@@ -181,8 +105,8 @@ class Triggers:
         while todo:
             i, has_ended = todo.pop()
             one = self.steps[i]
-            if i == _MATCH or one.ranges is not None:
-                if (i == _MATCH or not has_ended) and (i not in found or begin < found[i]):
+            if i == MATCH or one.ranges is not None:
+                if (i == MATCH or not has_ended) and (i not in found or begin < found[i]):
                     found[i] = begin
                 continue
             if one.anchor is not None and one.anchor.start and not is_first:
@@ -231,12 +155,12 @@ class TriggerSearch:
         live: dict[int, _Begin] = {}
         for i, begin in self._live.items():
             step = triggers.steps[i]
-            if step.ranges is not None and charset.has(step.ranges, code):
+            if step.takes(code):
                 enters = step.is_grouped and begin.group == _NONE
                 now = _Begin(begin.match, at) if enters else begin
                 for after in step.next:
                     triggers.closure(live, after, now, is_first=False)
-        matched = live.get(_MATCH)
+        matched = live.get(MATCH)
         if matched is not None:
             return int(matched.match if matched.group == _NONE else matched.group)
         for entry in triggers.anywhere:

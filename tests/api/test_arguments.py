@@ -74,8 +74,8 @@ def test_token_ids_of_any_sequence(model: lamella.Model) -> None:
         ({"max_tokens": -5}, "max_tokens is -5: must be -1 to 2147483647"),
         ({"max_tokens": 1, "n_predict": 2}, "max_tokens and n_predict are one option"),
         ({"temperature": "hot"}, "temperature is 'hot': must be a number"),
-        ({"stop": 3}, "stop: 3 is not a string or a list of strings"),
-        ({"stop": b"a"}, "stop: b'a' is not a string or a list of strings"),
+        ({"stop": 3}, "stop is 3: must be a string or a list of strings"),
+        ({"stop": b"a"}, "stop is b'a': must be a string or a list of strings"),
         ({"logit_bias": {"a": 1}}, "logit_bias is 'a'"),
     ],
 )

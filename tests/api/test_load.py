@@ -239,7 +239,7 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
             model.logits(ids)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="5 is not a string"):
         model.tokenize(5)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="stop: 1 is not a string"):
+    with pytest.raises(RequestError, match=r"stop is \[1\]: must be a string"):
         model.generate("a", stop=[1])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="temprature"):
         model.generate("a", temprature=1)  # type: ignore[call-arg]

@@ -109,7 +109,6 @@ def test_a_terminal_without_a_prompt_is_told_what_to_do(args: list[str], base: P
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (["-r", "a"], "-r/--reverse-prompt"),
         (["--json"], "--json"),
         (["--trace-tensors", "a"], "--trace-tensors"),
     ],

@@ -49,6 +49,7 @@ SLOW = {
     "lamella.model.chat.sandbox",
     "lamella.model.guide.token_names",
     "lamella.model.guide.translate",
+    "lamella.model.guide.trigger_steps",
     "lamella.sched.explain",
     "lamella.server.app",
     "lamella.server.router.app",
