@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 import pytest
@@ -42,6 +43,16 @@ SLOWEST: Final = (
 
 CPU: Final = "processor time"  # a property of reports, in seconds
 _CPU_BEFORE: Final = [0.0]  # at the end of the last step, or of the collection
+
+
+@pytest.fixture(autouse=True)
+def same_log_after() -> Iterator[None]:
+    """A test that sets up the log, as each command does, leaves nothing of it to later tests."""
+    root = logging.getLogger("lamella")
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

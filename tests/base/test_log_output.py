@@ -29,15 +29,12 @@ log = logging.getLogger("lamella.server")
 
 @pytest.fixture(autouse=True)
 def plain_root() -> Iterator[None]:
-    """No handlers before and after a test."""
+    """No handlers before a test, and its own are closed after it."""
     root = logging.getLogger("lamella")
-    before, level = list(root.handlers), root.level
     root.handlers.clear()
     yield
     for handler in root.handlers:
         handler.close()
-    root.handlers[:] = before
-    root.setLevel(level)
 
 
 class Answer:
