@@ -127,64 +127,59 @@ OTHERS: Final = (  # of vLLM and ollama
     refused("--keepalive TIME", "leave it out: the model stays loaded while `lamella serve` runs"),
 )
 
-SPECULATION: Final = "speculative decoding is not supported yet: leave out this and the draft model"
+DRAFT_MODEL: Final = "a draft model is not supported yet: leave it out"
+DRAFT_WIDTH: Final = "--spec-draft-n-max bounds the guesses of all kinds"
+K4V: Final = "use --spec-type ngram-simple"
+ONE_HIT: Final = "one earlier occurrence is enough for a guess"
 
 SPECULATIVE: Final = (
-    only("none", "--spec-type TYPE", "no drafts are made", SPECULATION),
     *(
-        refused(usage, SPECULATION, env=env)
+        refused(usage, DRAFT_MODEL, env=env)
         for usage, env in (
             ("--spec-draft-type-k -ctkd --cache-type-k-draft TYPE", "SPEC_DRAFT_CACHE_TYPE_K"),
             ("--spec-draft-type-v -ctvd --cache-type-v-draft TYPE", "SPEC_DRAFT_CACHE_TYPE_V"),
             ("--spec-draft-hf -hfd -hfrd --hf-repo-draft REPO", "SPEC_DRAFT_HF_REPO"),
             ("--spec-draft-threads -td --threads-draft N", None),
             ("--spec-draft-threads-batch -tbd --threads-batch-draft N", None),
-            ("--spec-draft-cpu-mask -Cd --cpu-mask-draft M", None),
-            ("--spec-draft-cpu-range -Crd --cpu-range-draft LO-HI", None),
-            ("--spec-draft-cpu-strict --cpu-strict-draft <0|1>", None),
-            ("--spec-draft-prio --prio-draft N", None),
-            ("--spec-draft-poll --poll-draft <0|1>", None),
-            ("--spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft M", None),
-            ("--spec-draft-cpu-strict-batch --cpu-strict-batch-draft <0|1>", None),
-            ("--spec-draft-prio-batch --prio-batch-draft N", None),
-            ("--spec-draft-poll-batch --poll-batch-draft <0|1>", None),
             ("--spec-draft-override-tensor -otd --override-tensor-draft REGEX=BUFT,...", None),
             ("--spec-draft-cpu-moe -cmoed --cpu-moe-draft", None),
             ("--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft N", None),
-            ("--spec-draft-n-max N", None),
-            ("--spec-draft-n-min N", None),
-            ("--spec-synth-len N", None),
-            ("--spec-synth-rates P,...", None),
-            ("--spec-draft-p-split --draft-p-split P", None),
-            ("--spec-draft-p-min --draft-p-min P", None),
-            ("--spec-draft-backend-sampling / --no-spec-draft-backend-sampling", None),
             ("--spec-draft-device -devd --device-draft DEV,...", None),
             ("--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft N", None),
             ("--spec-draft-model -md --model-draft FILE", None),
-            ("--spec-ngram-mod-n-min N", None),
-            ("--spec-ngram-mod-n-max N", None),
-            ("--spec-ngram-mod-n-match N", None),
-            ("--spec-ngram-simple-size-n N", None),
-            ("--spec-ngram-simple-size-m N", None),
-            ("--spec-ngram-simple-min-hits N", None),
-            ("--spec-ngram-map-k-size-n N", None),
-            ("--spec-ngram-map-k-size-m N", None),
-            ("--spec-ngram-map-k-min-hits N", None),
-            ("--spec-ngram-map-k4v-size-n N", None),
-            ("--spec-ngram-map-k4v-size-m N", None),
-            ("--spec-ngram-map-k4v-min-hits N", None),
-            ("--draft --draft-n --draft-max N", None),
-            ("--draft-min --draft-n-min N", None),
-            ("--spec-ngram-size-n N", None),
-            ("--spec-ngram-size-m N", None),
-            ("--spec-ngram-min-hits N", None),
-            ("-lcs --lookup-cache-static FILE", None),
-            ("-lcd --lookup-cache-dynamic FILE", None),
-            ("--spec-default", None),
             ("--fim-qwen-7b-spec", None),
             ("--fim-qwen-14b-spec", None),
         )
     ),
+    refused("--spec-draft-cpu-mask -Cd --cpu-mask-draft M", TASKSET),
+    refused("--spec-draft-cpu-range -Crd --cpu-range-draft LO-HI", TASKSET),
+    refused("--spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft M", TASKSET),
+    no_effect("--spec-draft-cpu-strict --cpu-strict-draft <0|1>", PINNED),
+    no_effect("--spec-draft-cpu-strict-batch --cpu-strict-batch-draft <0|1>", PINNED),
+    no_effect("--spec-draft-prio --prio-draft N", NICE),
+    no_effect("--spec-draft-prio-batch --prio-batch-draft N", NICE),
+    no_effect("--spec-draft-poll --poll-draft <0|1>", "--poll is for all threads"),
+    no_effect("--spec-draft-poll-batch --poll-batch-draft <0|1>", "--poll is for all threads"),
+    no_effect("--spec-draft-p-split --draft-p-split P", "a draft is one text, without branches"),
+    no_effect(
+        "--spec-draft-backend-sampling / --no-spec-draft-backend-sampling",
+        "a draft is sampled as the request is",
+    ),
+    refused("--spec-synth-len N", "use --spec-synth-rates, with a rate for each guess"),
+    no_effect("--spec-ngram-mod-n-min N", DRAFT_WIDTH),
+    no_effect("--spec-ngram-mod-n-max N", DRAFT_WIDTH),
+    no_effect("--spec-ngram-simple-size-m --spec-ngram-size-m N", DRAFT_WIDTH),
+    no_effect("--spec-ngram-map-k-size-m N", DRAFT_WIDTH),
+    only("1", "--spec-ngram-simple-min-hits --spec-ngram-min-hits N", ONE_HIT, "it must be 1"),
+    only("1", "--spec-ngram-map-k-min-hits N", ONE_HIT, "it must be 1"),
+    refused("--spec-ngram-map-k4v-size-n N", K4V),
+    refused("--spec-ngram-map-k4v-size-m N", K4V),
+    refused("--spec-ngram-map-k4v-min-hits N", K4V),
+    refused("-lcs --lookup-cache-static FILE", "use --spec-type ngram-mod, whose table is no file"),
+    refused(
+        "-lcd --lookup-cache-dynamic FILE", "use --spec-type ngram-mod, whose table is no file"
+    ),
+    no_effect("--spec-default", "n-grams are looked up by default: see --spec-type"),
 )
 
 REQUEST: Final = (

@@ -6,7 +6,7 @@ computes. Knows no graphs and no tensors. Tested by tests/model/test_batch.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -39,19 +39,20 @@ class Batch:
         pos: int,
         n_outputs: int = 0,
         n_top: int = 0,
-        mask: LateMask | None = None,
+        masks: Sequence[LateMask] = (),
         lora_scales: F32Array | None = None,
     ) -> None:
         """Add consecutive tokens of a sequence, the first at `pos`.
 
         The logits of the last `n_outputs` tokens are outputs. Each output needs its `n_top` largest
-        logits, or all if `n_top` is 0. With `mask`, it needs the largest of the allowed tokens.
-        `lora_scales` are those of the sequence's adapters, see `Adapters.scales`.
+        logits, or all if `n_top` is 0. With `masks`, one for each output, it needs the largest of
+        the allowed tokens. `lora_scales` are of the sequence's adapters, see `Adapters.scales`.
         """
         end = pos + len(tokens)
         assert 0 <= n_outputs <= len(tokens), f"{n_outputs} outputs of {len(tokens)} tokens"
         assert tokens and end <= seq.length, f"positions {pos}..{end} of {seq.length} reserved"
-        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top, mask, lora_scales))
+        assert len(masks) in (0, n_outputs), f"{len(masks)} masks of {n_outputs} outputs"
+        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top, masks, lora_scales))
         self.n_tokens += len(tokens)
         self.n_outputs += n_outputs
 
@@ -68,15 +69,22 @@ class Run:
     pos: int
     n_outputs: int
     n_top: int = 0
-    mask: LateMask | None = None
+    masks: Sequence[LateMask] = ()
     lora_scales: F32Array | None = None
+
+    @property
+    def all_masks(self) -> Sequence[LateMask | None]:
+        """The mask of each output; None if all tokens are allowed."""
+        return self.masks or (None,) * self.n_outputs
 
     def cut(self, n: int) -> tuple[Run, Run]:
         """Return the first `n` tokens and the rest, as two runs."""
         rest = min(self.n_outputs, len(self.tokens) - n)
+        first = self.n_outputs - rest
+        tokens, masks = self.tokens, self.masks
         return (
-            replace(self, tokens=self.tokens[:n], n_outputs=self.n_outputs - rest),
-            replace(self, tokens=self.tokens[n:], pos=self.pos + n, n_outputs=rest),
+            replace(self, tokens=tokens[:n], n_outputs=first, masks=masks[:first]),
+            replace(self, tokens=tokens[n:], pos=self.pos + n, n_outputs=rest, masks=masks[first:]),
         )
 
 
@@ -102,7 +110,7 @@ class UBatch:
     @property
     def masks(self) -> list[LateMask | None]:
         """For each output, its mask; None if all tokens are allowed."""
-        return [run.mask for run in self.runs for _ in range(run.n_outputs)]
+        return [mask for run in self.runs for mask in run.all_masks]
 
 
 def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:

@@ -14,6 +14,8 @@ thread-safe. Knows no text, no sampling and no requests. Tested by tests/model/t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +43,8 @@ from .sampling import SamplingParams
 from .strict import NanFinder, have_nan, raise_nan
 
 F32Array = npt.NDArray[np.float32]
+
+N_NOT_OFFLOADED: Final = 16  # tokens: a graph of the next size, 32, may be offloaded
 
 
 class Context(GraphContext):
@@ -155,6 +159,19 @@ class Context(GraphContext):
     def is_on_host(self) -> bool:
         """True if the logits are in the processor's memory, not in a device's."""
         return not self._top_sizes
+
+    @cached_property
+    def n_checked_max(self) -> int:
+        """The most tokens of a step that checks guesses. More could run on other devices (op
+        offload) than a step of few, and their bits differ."""
+        homes, cpu = self.model.homes, self.model.placement.cpu
+        others = len(self._backends) > 1 and self.model.placement.params.op_offload is not False
+        lent = any(
+            home.device is cpu and home.buft not in cpu.extra_buffer_types
+            for name, home in homes.items()
+            if name != "token_embd.weight"  # its rows are few
+        )
+        return min(self.n_ubatch, N_NOT_OFFLOADED if others and lent else self.n_ubatch)
 
     def append(self, seq: KVSequence, n: int) -> None:
         """Reserve the next `n` positions of a sequence.

@@ -60,10 +60,11 @@ class PagePool:
     @property
     def n_free(self) -> int:
         """The number of pages that no sequence refers to, evictable pages included."""
-        return self._n_idle + self._n_evictable
+        return self.n_idle + self._n_evictable
 
     @property
-    def _n_idle(self) -> int:
+    def n_idle(self) -> int:
+        """The number of pages without a reference: to take one evicts nothing."""
         return len(self._released) + self.n_pages - self._n_used
 
     def cache(self, page: int) -> None:
@@ -106,10 +107,10 @@ class PagePool:
             OutOfMemoryError: fewer are free; nothing has changed.
         """
         self.check_free(n)
-        if n > self._n_idle:
+        if n > self.n_idle:
             assert self.evict is not None, "pages are cached, but evict is not set"
-            self.evict(n - self._n_idle)
-            assert n <= self._n_idle, f"{n} pages are needed, {self._n_idle} are idle after evict"
+            self.evict(n - self.n_idle)
+            assert n <= self.n_idle, f"{n} pages are needed, {self.n_idle} are idle after evict"
         n_again = min(n, len(self._released))
         pages = self._released[len(self._released) - n_again :]
         del self._released[len(self._released) - n_again :]

@@ -156,6 +156,36 @@ class KVSequence:
         self.length += 1
         return True
 
+    def advance_idle(self, n: int) -> int:
+        """Reserve up to `n` further positions of a sequence that was just appended to, in its own
+        pages and in idle ones: no page is evicted or copied. Return how many."""
+        size, length = self.pool.page_size, self.length
+        while n and not self._take_idle(self.pool.page_count(length + n)):
+            n = max(length + n - 1, 0) // size * size - length  # without the last page
+            if n <= 0:
+                return 0
+        self.length += n
+        self._n_ready = max(self._n_ready, self.pool.page_count(self.length) * size)
+        return n
+
+    def take_back(self, n: int) -> None:
+        """Give up the positions from `n` on, which `advance_idle` reserved, and their pages."""
+        assert 0 < n <= self.length, f"{n} of {self.length} positions"
+        end = self.pool.page_count(n)
+        for pages in self.pages:
+            pages.truncate(end)
+        self.length, self._n_ready = n, end * self.pool.page_size
+
+    def _take_idle(self, end: int) -> bool:
+        """Take pages up to index `end - 1` in all pools, if they are idle and fit."""
+        if end > self.pool.width or any(
+            end - pages.end > pages.pool.n_idle for pages in self.pages
+        ):
+            return False
+        for pages in self.pages:
+            pages.extend(end)
+        return True
+
     def prepare(self, begin: int, end: int) -> None:
         """Take the pages that a ubatch with the positions begin..end-1 needs in pools with windows.
 

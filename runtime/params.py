@@ -22,6 +22,7 @@ from ..model.guide.params import GrammarParams
 from ..model.metadata_params import MetadataParams
 from ..model.params import INT32_MAX, ContextParams, EmbeddingParams, PlacementParams
 from ..model.sampling import SamplingParams
+from .speculative_params import SpeculativeParams
 
 CACHE_RAM: Final = 8192  # MiB
 
@@ -320,6 +321,7 @@ class RequestParams(Options):
     generation: GenerationParams = group(GenerationParams)
     sampling: SamplingParams = group(SamplingParams)
     grammar: GrammarParams = group(GrammarParams)
+    speculative: SpeculativeParams = group(SpeculativeParams)
 
 
 # other names of request options, in ascending order of priority
@@ -328,6 +330,10 @@ ALIASES: Final = {
     "max_completion_tokens": "n_predict",
     "reasoning_budget_tokens": "reasoning_budget",
     "thinking_budget_tokens": "reasoning_budget",
+    "speculative.type": "spec_type",
+    "speculative.n_max": "spec_n_max",
+    "speculative.n_min": "spec_n_min",
+    "speculative.p_min": "spec_p_min",
 }
 
 

@@ -152,9 +152,9 @@ def _totals(now: Counters) -> Iterator[Metric]:
         ("tokens_predicted", "Number of generation tokens processed.", now.n_predicted),
         ("tokens_predicted_seconds", "Predict process time", now.predicted_s),
         ("n_decode", "Total number of steps of the engine", now.n_steps),
-        ("spec_decode_num_draft_tokens", "Drafted tokens; none are made", 0),
-        ("spec_decode_num_accepted_tokens", "Accepted drafted tokens", 0),
-        ("spec_decode_num_drafts", "Drafts", 0),
+        ("spec_decode_num_draft_tokens", "Guessed tokens that were checked", now.n_drafted),
+        ("spec_decode_num_accepted_tokens", "Guessed tokens that came true", now.n_accepted),
+        ("spec_decode_num_drafts", "Drafts that were checked", now.n_drafts),
     ):
         yield counter(f"llamacpp:{name}", text, value)
 

@@ -20,9 +20,11 @@ from ..batch import LateMask, Mask
 from .limits import SLOW_SECONDS
 from .matcher import Matcher
 
+Asked = tuple[Matcher, Sequence[int]]  # with guesses of the tokens that follow
+
 
 class MaskComputer:
-    """Computes masks for at most `n_max` texts at a time.
+    """Computes masks for some texts at a time, `n_max` without taking more memory.
 
     Attributes:
         seconds: time for masks so far.
@@ -35,29 +37,36 @@ class MaskComputer:
         self.seconds = 0.0
         self.waited = 0.0
         self._inline = inline
-        self._masks = np.empty((n_max, -(-n_bits // 32)), np.uint32)
-        self._rows = list(self._masks)
-        first, self._n_bytes = self._masks.ctypes.data, self._masks.strides[0]
-        self._addresses = [first + i * self._n_bytes for i in range(n_max)]
+        self._n_words = -(-n_bits // 32)
+        self._make_room(n_max)
         self._is_slow = False  # the last masks took long
-        self._asked: SimpleQueue[Sequence[Matcher] | None] = SimpleQueue()
+        self._asked: SimpleQueue[Sequence[Asked] | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._n = 0  # matchers of the last `begin`
+        self._n = 0  # masks of the last `begin`
         self._is_computing = False
         self._thread: threading.Thread | None = None
 
-    def begin(self, matchers: Sequence[Matcher]) -> None:
-        """Start computing the masks of these matchers. They must not change before `take`."""
+    def begin(
+        self, matchers: Sequence[Matcher], guesses: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Start computing the masks of these matchers. They must not change before `take`.
+
+        `guesses`: for each matcher, tokens that may follow. It gets a mask after each of them too.
+        """
         assert not self._is_computing, "the last masks were not taken"
-        self._n = len(matchers)
+        later = [()] * len(matchers) if guesses is None else guesses
+        asked = list(zip(matchers, later, strict=True))
+        self._n = len(matchers) + sum(len(tokens) for _, tokens in asked)
         if not matchers:
             return
+        if self._n > len(self._rows):
+            self._make_room(self._n)
         if self._inline and not self._is_slow:
-            self._compute(matchers)
+            self._compute(asked)
             return
         self._is_computing = True
         self._start()
-        self._asked.put(matchers)
+        self._asked.put(asked)
 
     def take(self) -> list[Mask]:
         """Wait for the masks, and return them in the order of the matchers. Later calls return
@@ -88,18 +97,26 @@ class MaskComputer:
             self._thread.start()
 
     def _work(self) -> None:
-        while (matchers := self._asked.get()) is not None:
+        while (asked := self._asked.get()) is not None:
             error: BaseException | None = None
             try:
-                self._compute(matchers)
+                self._compute(asked)
             except BaseException as e:
                 error = e
             self._done.put(error)
 
-    def _compute(self, matchers: Sequence[Matcher]) -> None:
+    def _make_room(self, n: int) -> None:
+        self._masks = np.empty((n, self._n_words), np.uint32)
+        self._rows = list(self._masks)
+
+    def _compute(self, asked: Sequence[Asked]) -> None:
         begin, timed = time.perf_counter(), self._is_slow
-        for matcher, address in zip(matchers, self._addresses, strict=False):
-            matcher.write_mask(address, self._n_bytes, timed=timed)
+        address, n_bytes = self._masks.ctypes.data, self._masks.strides[0]
+        for matcher, guesses in asked:
+            matcher.write_mask(address, n_bytes, timed=timed)
+            if guesses:
+                matcher.write_later_masks(address + n_bytes, n_bytes, guesses)
+            address += n_bytes * (1 + len(guesses))
         seconds = time.perf_counter() - begin
         self.seconds += seconds
         self._is_slow = seconds > SLOW_SECONDS

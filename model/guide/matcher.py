@@ -51,18 +51,22 @@ class Matcher:
 
     Attributes:
         loosened: the keywords of a JSON schema that are not enforced.
+        n_guessed: the masks of the last `write_later_masks` that are sound, the first ones.
     """
 
     __slots__ = (
         "_failure",
+        "_has_guessed",
         "_is_new",
         "_is_slow",
+        "_may_guess",
         "_n_renewed",
         "_native",
         "_seconds_left",
         "_source",
         "_tokens",
         "loosened",
+        "n_guessed",
     )
 
     def __init__(self, source: MatcherSource) -> None:
@@ -75,6 +79,9 @@ class Matcher:
         self._seconds_left = SECONDS_AT_START
         self._is_slow = False  # the last token took long: the next one is timed
         self._tokens = array("i")
+        self.n_guessed = 0
+        self._may_guess = True
+        self._has_guessed = False  # copies share its cache of states, and may have filled it
         self._n_renewed = -N_TOKENS_PER_STATES  # an earlier text may have filled the states
 
     @property
@@ -118,6 +125,41 @@ class Matcher:
                 self.native.unsafe_compute_mask_ptr(address, n_bytes)
             if self.native.is_error():
                 self._note_error()
+
+    def write_later_masks(self, address: int, n_bytes: int, guesses: Sequence[int]) -> None:
+        """After `write_mask`, write the masks after each of `guesses`, which `n_valid` allows.
+
+        The text does not change: a copy of the matcher follows the guesses. A mask has no meaning
+        if its guess does not come true, or if it is not one of the first `n_guessed`.
+        """
+        self.n_guessed = 0
+        ahead = self._ahead()
+        if ahead is None:
+            return
+        for n, guess in enumerate(guesses):
+            if not ahead.consume_token(guess):
+                break
+            ahead.unsafe_compute_mask_ptr(address + n * n_bytes, n_bytes)
+            if ahead.is_error():
+                break
+            self.n_guessed = n + 1
+
+    def n_valid(self, guesses: Sequence[int]) -> int:
+        """The number of the first of `guesses` that can follow; 0 if there should be none."""
+        ahead = self._ahead()
+        return 0 if ahead is None else ahead.validate_tokens(list(guesses))
+
+    def forced(self) -> bytes:
+        """The text that must follow: the model only chooses with which tokens."""
+        ahead = self._ahead()
+        return b"" if ahead is None else ahead.compute_ff_bytes()
+
+    def _ahead(self) -> LLMatcher | None:
+        """A copy to follow guesses with; None if they would cost much."""
+        if self._native is None or self._is_slow or not self._may_guess:
+            return None
+        self._has_guessed = True
+        return self._native.deep_copy()
 
     def accept(self, token: int) -> None:
         """Add a token, which the last mask allowed. An end token changes nothing.
@@ -181,8 +223,10 @@ class Matcher:
         if not native.is_error() or _STATES_ARE_FULL not in native.get_error():
             return False
         if n_tokens - self._n_renewed < N_TOKENS_PER_STATES:
-            return False
-        self._n_renewed = n_tokens
+            if not self._has_guessed:
+                return False
+            self._may_guess = False
+        self._n_renewed, self._has_guessed = n_tokens, False
         try:
             self._native = self._source.compile()
         except Exception as e:

@@ -26,6 +26,8 @@ class Counters:
     that masks took, and `mask_wait_s` the part of it that steps waited for. `n_prompts` counts
     prompts, and `n_prefix_hits` those of which the cache had a part. The histograms are of the
     seconds from a request's arrival to its first step, and of those between two of its tokens.
+    `n_drafts` counts drafts that were checked, `n_drafted` their tokens, and `n_accepted` those of
+    them that came true.
     """
 
     n_prompt: int = 0
@@ -43,6 +45,9 @@ class Counters:
     mask_wait_s: float = 0.0
     n_prompts: int = 0
     n_prefix_hits: int = 0
+    n_drafts: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     queue_seconds: Histogram = field(default_factory=of_seconds)
     token_seconds: Histogram = field(default_factory=of_seconds)
 
@@ -64,6 +69,12 @@ class Counters:
         self.n_cached += ticket.n_cached
         self.prompt_s += ticket.t_first - ticket.t_start
         self.n_tokens_max = max(self.n_tokens_max, n_prompt)
+
+    def drafted(self, n: int, n_accepted: int) -> None:
+        """Count a draft of `n` tokens that was checked."""
+        self.n_drafts += 1
+        self.n_drafted += n
+        self.n_accepted += n_accepted
 
     def ended(self, ticket: Ticket) -> None:
         """Count a request that has ended."""

@@ -77,6 +77,7 @@ class Engine:
         self._runner = Runner(
             *(context, vocab, self._queue, n_parallel, params.max_itl, self._worker.pulse),
             store=store,
+            spelling=lambda: self.compiler.spelling,
         )
         self._when_stepped: list[Callable[[], None]] = []
 

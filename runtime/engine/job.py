@@ -40,6 +40,8 @@ class Timings:
         prompt_ms: milliseconds for the prompt.
         predicted_n: generated tokens.
         predicted_ms: milliseconds for the generated tokens after the first.
+        draft_n: guesses of later tokens that were checked.
+        draft_n_accepted: those of them that came true.
     """
 
     cache_n: int
@@ -47,12 +49,15 @@ class Timings:
     prompt_ms: float
     predicted_n: int
     predicted_ms: float
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
     def as_dict(self) -> dict[str, int | float]:
-        """The nine fields of llama-server (server-common.cpp, result_timings::to_json).
+        """The fields of llama-server (server-common.cpp, result_timings::to_json).
 
-        A rate over no tokens or no time is 0.
+        A rate over no tokens or no time is 0. Those of drafts are there if any was made.
         """
+        drafts = {"draft_n": self.draft_n, "draft_n_accepted": self.draft_n_accepted}
         return {
             "cache_n": self.cache_n,
             "prompt_n": self.prompt_n,
@@ -63,6 +68,7 @@ class Timings:
             "predicted_ms": self.predicted_ms,
             "predicted_per_token_ms": _ratio(self.predicted_ms, self._n_timed),
             "predicted_per_second": self.predicted_per_second,
+            **(drafts if self.draft_n else {}),
         }
 
     @property

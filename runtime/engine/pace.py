@@ -33,11 +33,19 @@ class Size(NamedTuple):
 class Times:
     """The last times of a size in milliseconds, and the number of the step that took the last."""
 
-    __slots__ = ("last", "ms")
+    __slots__ = ("_ms", "last", "median")
 
     def __init__(self) -> None:
-        self.ms: deque[float] = deque(maxlen=N_TIMES)
+        self._ms: deque[float] = deque(maxlen=N_TIMES)
+        self.median = 0.0
         self.last = 0
+
+    def add(self, ms: float, *, is_late: bool) -> None:
+        """Add a time. If it is late, forget the others."""
+        if is_late:
+            self._ms.clear()
+        self._ms.append(ms)
+        self.median = statistics.median(self._ms)
 
 
 class Pace:
@@ -61,10 +69,13 @@ class Pace:
         times = self._times.get(size)
         if times is None:
             times = self._times[size] = Times()
-        elif self._n_steps - times.last > N_STEPS_VALID:
-            times.ms.clear()
-        times.ms.append(ms)
+        times.add(ms, is_late=self._n_steps - times.last > N_STEPS_VALID)
         times.last = self._n_steps
+
+    def ms_of(self, n_tokens: int) -> float | None:
+        """The milliseconds of a step of so many tokens, all with outputs; None: not known."""
+        n = bucket(n_tokens, self._n_ubatch)
+        return self._known(Size(n, n))
 
     def n_prompt_tokens(self, n_decoding: int) -> int:
         """The most prompt tokens of the next step, beside `n_decoding` decoding sequences.
@@ -105,7 +116,7 @@ class Pace:
         times = self._times.get(size)
         if times is None or self._n_steps - times.last >= N_STEPS_VALID:
             return None
-        return statistics.median(times.ms)
+        return times.median
 
     def _size(self, n_tokens: int, n_outputs: int) -> Size:
         n = bucket(n_tokens, self._n_ubatch)

@@ -171,6 +171,11 @@ def decoding(running: Iterable[State]) -> list[State]:
     return [job for job in running if job.decoding and not job.paused]
 
 
+def may_guess(running: Iterable[JobState]) -> bool:
+    """True if guesses delay no prompt: none is evaluated in this step."""
+    return all(job.decoding or job.settled for job in running)
+
+
 def prompt_chunks(running: Iterable[State], budget: int) -> list[tuple[State, int]]:
     """The jobs whose prompts are evaluated in this step, oldest first, each with a token count:
     `budget` tokens together, see `Pace.n_prompt_tokens`.

@@ -9,10 +9,8 @@ Tested by tests/runtime/test_engine*.py and tests/runtime/test_prefix_bits.py.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -26,7 +24,6 @@ from ...base.errors import (
     RequestError,
 )
 from ...base.log import get_logger
-from ...model.batch import Batch
 from ...model.context import Context
 from ...model.guide import Mask, MaskComputer, Matcher, n_mask_bits
 from ...model.kv_sequence import KVSequence
@@ -41,7 +38,9 @@ from ...model.sampling import (
 )
 from ...model.vocab import Vocab
 from . import policy
+from .batch_plan import BatchPlan, Output
 from .counters import Counters
+from .drafts.speculation import Guesses, Speculation
 from .job import StopType
 from .pace import Pace
 from .prefixes import Prefixes
@@ -57,40 +56,6 @@ T = TypeVar("T")
 AWAITED_S: Final = 0.1  # the longest wait for a grammar or a file before the queue is asked again
 
 log = get_logger("engine")
-
-
-@dataclass(slots=True)
-class BatchPlan:
-    """The batch of one call of `Context.decode_rows`, and the jobs it is for.
-
-    `masks` will compute the masks of `guided`, in this order. `used` counts the tokens of each
-    owner, `n_prompt` those of prompts.
-    """
-
-    masks: MaskComputer
-    batch: Batch = field(default_factory=Batch)
-    prefilled: list[Ticket] = field(default_factory=list)
-    outputs: list[Ticket] = field(default_factory=list)  # one per row of logits
-    guided: list[Ticket] = field(default_factory=list)  # those of `outputs` with a grammar
-    used: Counter[Owner] = field(default_factory=Counter)
-    n_prompt: int = 0
-
-    def add(self, ticket: Ticket, tokens: list[int], pos: int, *, wanted: bool) -> None:
-        """Add tokens of a job, the first at `pos`. If `wanted`, sample the next token after
-        them."""
-        assert ticket.seq is not None
-        mask = None
-        if wanted:
-            self.outputs.append(ticket)
-            if ticket.matcher is not None:
-                mask = self.masks.late(len(self.guided))
-                self.guided.append(ticket)
-        self.used[ticket.owner] += len(tokens)
-        self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top, mask, ticket.lora_scales)
-
-    def tickets(self) -> Iterable[Ticket]:
-        """All jobs with tokens in the batch, each once."""
-        return dict.fromkeys((*self.outputs, *self.prefilled))
 
 
 class Runner:
@@ -113,6 +78,7 @@ class Runner:
         max_itl: int,
         pulse: Pulse,
         store: PageStore | None = None,
+        spelling: Callable[[], Mapping[bytes, int]] = dict,
     ) -> None:
         self.counters = Counters()
         self.steps = Steps()
@@ -127,6 +93,8 @@ class Runner:
         self._pulse = pulse
         self._pace = Pace(context.n_ubatch, max_itl)
         self._sampler = RowSampler(n_parallel, context.host_threads)
+        self._later_sampler = RowSampler(n_parallel, context.host_threads)  # of rows after guesses
+        self._speculation = Speculation(vocab, spelling, context.n_checked_max, self._pace.ms_of)
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
         self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
@@ -142,20 +110,20 @@ class Runner:
         plan = self._plan_batch()
         if len(plan.batch):
             n_running = len(self.running)
-            self._compute(plan)
+            n_outputs = self._compute(plan)
             is_new_graph = self._context.n_graphs_built != n_built
             self.steps.add(
                 begin,
                 n_decoded=len(plan.batch) - plan.n_prompt,
                 n_prompt=plan.n_prompt,
-                n_outputs=len(plan.outputs),
+                n_outputs=n_outputs,
                 n_running=n_running,
                 is_new_graph=is_new_graph,
             )
             # building a graph takes long, but once; work in flight is not over
             if not is_new_graph and not self._context.in_flight:
                 ms = 1e3 * (time.perf_counter() - begin)
-                self._pace.measured(len(plan.batch), len(plan.outputs), ms)
+                self._pace.measured(len(plan.batch), plan.batch.n_outputs, ms)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all running jobs with an internal error."""
@@ -270,9 +238,10 @@ class Runner:
         for ticket in decoding:
             if ticket.seq is not None and not ticket.seq.advance():
                 self._grow(ticket, ticket.seq)
+        decoding = [ticket for ticket in decoding if ticket.decoding]  # others were preempted
+        guesses = self._guesses(decoding)
         for ticket in decoding:
-            if ticket.decoding:  # else it was preempted
-                plan.add(ticket, ticket.tokens[-1:], len(ticket.tokens) - 1, wanted=True)
+            plan.add_last(ticket, guesses.get(ticket))
         if len(plan.outputs) < len(self.running):
             self._add_prompts(plan)
         self._queue.charge(plan.used)
@@ -281,12 +250,21 @@ class Runner:
     def _add_prompts(self, plan: BatchPlan) -> None:
         n_prompt = self._pace.n_prompt_tokens(len(plan.batch))
         for ticket, n in policy.prompt_chunks(self.running, n_prompt):
-            begin, end = ticket.n_done, ticket.n_done + n
-            wanted = policy.wants_output(ticket, end)
-            plan.add(ticket, ticket.tokens[begin:end], begin, wanted=wanted)
+            end = ticket.n_done + n
+            plan.add_prompt(ticket, n, wanted=policy.wants_output(ticket, end))
             ticket.n_done = end
-            plan.prefilled.append(ticket)
-            plan.n_prompt += n
+
+    def _guesses(self, decoding: Sequence[Ticket]) -> Mapping[Ticket, Guesses]:
+        """Guesses that this step checks, each with an idle position in its sequence."""
+        if not policy.may_guess(self.running):
+            return {}
+        found = {}
+        for ticket, draft in self._speculation.guesses(decoding):
+            assert ticket.seq is not None
+            n = ticket.seq.advance_idle(len(draft.tokens))
+            if n:
+                found[ticket] = Guesses(ticket, draft._replace(tokens=draft.tokens[:n]))
+        return found
 
     def _grow(self, ticket: Ticket, seq: KVSequence) -> None:
         """Get a page for the next position, or preempt the job itself."""
@@ -315,21 +293,23 @@ class Runner:
         bos = self._vocab.bos
         ticket.shift(policy.shifted(ticket.tokens, ticket.n_prompt, ticket.params, bos))
 
-    def _compute(self, plan: BatchPlan) -> None:
+    def _compute(self, plan: BatchPlan) -> int:
+        """Compute the batch of a plan, and pass on what it samples. Return how many tokens."""
         self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
-        self._masks.begin([each.matcher for each in plan.guided if each.matcher is not None])
+        plan.begin_masks()
         try:
             rows = self._context.decode_rows(plan.batch)
         except Exception as e:
             self._masks.take()
             self._fail_in_flight(e)
-            return
-        masks = dict(zip(plan.guided, self._masks.take(), strict=True))
+            return 0
+        masks = self._masks.take()
         self.counters.n_masks += len(masks)
         self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
         # jobs with outputs have no tokens in flight any more
         in_flight = self._context.in_flight
-        self._in_flight = [t for t in self._in_flight if in_flight and t not in plan.outputs]
+        done = {output.ticket for output in plan.outputs}
+        self._in_flight = [t for t in self._in_flight if in_flight and t not in done]
         self.counters.stepped(len(self.running))
         for ticket in plan.prefilled:
             self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
@@ -338,16 +318,61 @@ class Runner:
             self.prefixes.tree.confirm()
         for ticket in plan.prefilled:
             self._prefilled(ticket)
-        tokens = self._sample(plan, rows, masks)
-        for ticket, row, token in zip(plan.outputs, rows, tokens, strict=True):
-            if not ticket.settled:
-                try:
-                    stop = self._next_token(ticket, row, token, masks.get(ticket))
-                except Exception as e:  # of this job only
-                    self._fail((ticket,), e)
-                    continue
-                if stop is not None:
-                    self._finish(ticket, stop)
+        return self._sample_rows(plan.outputs, rows, masks)
+
+    def _sample_rows(self, outputs: Sequence[Output], rows: Rows, masks: Sequence[Mask]) -> int:
+        """Sample the first row of each output, then those after guesses that came true. Return how
+        many tokens were sampled."""
+        if len(outputs) == len(rows):
+            tokens = self._sample(self._sampler, outputs, rows, masks, 0)
+        else:
+            first = [rows[output.row] for output in outputs]
+            tokens = self._sample(self._sampler, outputs, first, masks, 0)
+        n, level = 0, 0
+        while outputs:
+            n += len(outputs)
+            outputs = [
+                output
+                for output, token in zip(outputs, tokens, strict=True)
+                if self._goes_on(output, level, rows[output.row + level], token, masks)
+            ]
+            level += 1
+            if outputs:
+                next_rows = [rows[output.row + level] for output in outputs]
+                tokens = self._sample(self._later_sampler, outputs, next_rows, masks, level)
+        return n
+
+    def _goes_on(
+        self, output: Output, level: int, row: Row, token: Sampled, masks: Sequence[Mask]
+    ) -> bool:
+        """Pass on the token after `level` guesses. Return True if the next guess came true."""
+        ticket = output.ticket
+        if ticket.settled:
+            return False
+        mask = None if output.matcher is None else masks[output.mask + level]
+        if output.guesses is not None:
+            token = self._speculation.taken(output.guesses, level, token)
+        try:
+            stop = self._next_token(ticket, row, token, mask)
+        except Exception as e:  # of this job only
+            self._fail((ticket,), e)
+            return False
+        if output.guesses is not None:
+            if stop is None and level < len(output.tokens) and _came_true(output, level):
+                return True
+            self._end_guesses(output, level)
+        if stop is not None:
+            self._finish(ticket, stop)
+        return False
+
+    def _end_guesses(self, output: Output, n_right: int) -> None:
+        """Take back the positions of guesses that did not come true."""
+        assert output.guesses is not None
+        ticket = output.ticket
+        self.counters.drafted(len(output.tokens), n_right)
+        self._speculation.checked(output.guesses, n_right)
+        if ticket.seq is not None and ticket.decoding:  # else it has given all back
+            ticket.seq.take_back(len(ticket.tokens) - 1)
 
     def _prefilled(self, ticket: Ticket) -> None:
         """Report a prompt's progress. End a job that requests no tokens."""
@@ -363,20 +388,26 @@ class Runner:
                 self._finish(ticket, StopType.LIMIT)
 
     def _sample(
-        self, plan: BatchPlan, rows: Rows, masks: Mapping[Ticket, Mask]
+        self,
+        sampler: RowSampler,
+        outputs: Sequence[Output],
+        rows: Rows,
+        masks: Sequence[Mask],
+        level: int,
     ) -> Sequence[Sampled]:
-        """Sample the tokens of all outputs."""
+        """Sample a token of each output, from its row after `level` guesses."""
         now = time.perf_counter()
-        for ticket in plan.outputs:
+        for output in outputs:
+            ticket = output.ticket
             if ticket.t_first == 0:
                 ticket.t_first = now
                 self.counters.prompt_done(ticket)
             else:
                 self.counters.token_seconds.add(now - ticket.t_last)
             ticket.t_last = now
-        samplers = [ticket.sampler for ticket in plan.outputs]
-        each = [masks.get(ticket) for ticket in plan.outputs] if masks else None
-        return self._sampler.sample(samplers, rows, each)
+        samplers = [output.ticket.sampler for output in outputs]
+        each = [None if o.matcher is None else masks[o.mask + level] for o in outputs]
+        return sampler.sample(samplers, rows, each if masks else None)
 
     def _next_token(
         self, ticket: Ticket, row: Row, sampled: Sampled, mask: Mask | None
@@ -514,6 +545,18 @@ class Runner:
                 in_flight=ticket in self._in_flight,
                 identity=ticket.identity,
             )
+
+
+def _came_true(output: Output, level: int) -> bool:
+    """True if the last token is the next guess, and the text goes on as it was guessed."""
+    ticket = output.ticket
+    return (
+        ticket.tokens[-1] == output.tokens[level]
+        and ticket.decoding  # it was not shifted
+        and not (ticket.settled or ticket.paused)
+        and ticket.matcher is output.matcher  # no trigger began a grammar
+        and (output.matcher is None or level < output.matcher.n_guessed)
+    )
 
 
 def _logprobs(ticket: Ticket, row: Row, token: int) -> Logprobs:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from itertools import count
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...model.batch import F32Array
 from ...model.guide import LazyMatcher, Matcher
@@ -19,6 +19,9 @@ from ..params import GenerationParams
 from .job import Job, Result, StopType, Timings
 from .policy import n_predict_of
 from .thinking import ThinkingTracker
+
+if TYPE_CHECKING:
+    from .drafts.guesser import Guesser
 
 _NUMBERS: Final = count()  # of jobs
 
@@ -68,6 +71,7 @@ class Ticket:
     __slots__ = (
         "decoding",
         "fetch",
+        "guesser",
         "has_new_line",
         "id",
         "identity",
@@ -77,6 +81,8 @@ class Ticket:
         "matcher",
         "n_cached",
         "n_done",
+        "n_draft",
+        "n_draft_accepted",
         "n_dropped",
         "n_most",
         "n_probs",
@@ -93,6 +99,7 @@ class Ticket:
         "shared",
         "sink",
         "slot",
+        "speculative",
         "t_end",
         "t_first",
         "t_last",
@@ -120,6 +127,8 @@ class Ticket:
         self.owner = job.owner
         self.slot = job.slot  # once it has started, the one that it got
         self.params = job.params.generation
+        self.speculative = job.params.speculative
+        self.guesser: Guesser | None = None  # made for its first guess
         self.lora_scales = lora_scales  # of its adapters; None if it has none
         used = () if lora_scales is None else tuple(s for _, s in self.params.lora or ())
         self.identity = PrefixIdentity(job.salt, used)
@@ -130,6 +139,7 @@ class Ticket:
         self.n_top = 0 if job.needs_logits else sampler.n_top
         self.n_prompt = len(job.prompt)
         self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
+        self.n_draft = self.n_draft_accepted = 0  # guesses that were checked, and came true
         self.n_dropped = 0  # tokens that shifts of the context removed
         self.seq: KVSequence | None = None  # None while the job waits
         self.shared: Node | None = None  # the last page that later jobs can share
@@ -171,6 +181,11 @@ class Ticket:
             self.has_new_line,
             time.perf_counter() - self.t_submitted,
         )
+
+    @property
+    def speculates(self) -> bool:
+        """True if its next tokens may be guessed."""
+        return self.speculative.is_on
 
     @property
     def n_predicted(self) -> int:
@@ -234,5 +249,7 @@ class Ticket:
                 prompt_ms=1e3 * (self.t_first - self.t_start),
                 predicted_n=self.n_predicted,
                 predicted_ms=1e3 * (self.t_end - self.t_first),
+                draft_n=self.n_draft,
+                draft_n_accepted=self.n_draft_accepted,
             ),
         )

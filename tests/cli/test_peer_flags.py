@@ -50,6 +50,7 @@ VALUES: Final = {
     "--rope-scaling": "yarn",
     "--sampler-seq": "kpmt",
     "--samplers": "top_k;temperature",
+    "--spec-type": "ngram-mod",
     "--split-mode": "layer",
     "--tensor-split": "3,1",
 }
@@ -194,7 +195,10 @@ def test_notes_and_errors_are_json_in_a_json_log() -> None:
         ("-fa off", "argument -fa/--flash-attn: attention has no other kernel"),
         ("--no-jinja", "argument --no-jinja: there is no other way to render"),
         ("-nocb", "argument -nocb/--no-cont-batching: requests are always batched"),
-        ("--spec-type ngram-mod", "argument --spec-type: speculative decoding is not supported"),
+        (
+            "--spec-type ngram-cache",
+            "argument --spec-type: ngram-cache is not supported: use ngram-mod",
+        ),
         ("--max-model-len 4096", "argument --max-model-len: use -c/--ctx-size"),
         ("--temprature 1", "unknown flag --temprature; did you mean --temp/--temperature?"),
         ("--flash-atn on", "unknown flag --flash-atn; did you mean -fa/--flash-attn?"),

@@ -76,8 +76,8 @@ def batch_of(
         context.append(seq, n_tokens)
         tokens = [t % context.n_vocab for t in TEXT[i : i + n_tokens]]
         ids = allowed[i] if allowed else None
-        mask = None if ids is None else partial(mask_of, ids, context.n_vocab)
-        batch.add(tokens, seq, 0, 1, n_top, mask)
+        masks = [] if ids is None else [partial(mask_of, ids, context.n_vocab)]
+        batch.add(tokens, seq, 0, 1, n_top, masks)
     return batch
 
 
@@ -281,10 +281,10 @@ def test_an_error_of_a_mask_ends_the_step_only(opened: Open) -> None:
         raise GrammarError("too complex")
 
     batch = batch_of(context, [40], 1, [drawn(5)])
-    mask, batch.runs[0].mask = batch.runs[0].mask, broken
+    masks, batch.runs[0].masks = batch.runs[0].masks, [broken]
     with pytest.raises(GrammarError):
         context.decode_rows(batch)
-    batch.runs[0].mask = mask
+    batch.runs[0].masks = masks
     (row,), (logits,) = context.decode_rows(batch), context.decode(batch)
     assert_allowed(row, logits, drawn(5), 64)
 
@@ -312,7 +312,7 @@ def test_compute_memory_does_not_move(opened: Open) -> None:
             for n in n_outputs:
                 seq = context.pool.new_sequence()
                 context.append(seq, max(n, 1))
-                batch.add(TEXT[: max(n, 1)], seq, 0, n, n_top, mask)
+                batch.add(TEXT[: max(n, 1)], seq, 0, n, n_top, [mask] * n if mask else ())
             context.decode_rows(batch)
             for run in batch.runs:
                 run.seq.free()

@@ -156,7 +156,7 @@ def test_top_logits_have_the_same_bits(path: Path) -> None:
             pos = seq.length
             context.append(seq, n)
             batch = Batch()
-            batch.add(TEXT[:n], seq, pos, 1, n_top, mask)
+            batch.add(TEXT[:n], seq, pos, 1, n_top, [mask] if mask else ())
             (row,) = context.decode_rows(batch)
             parts = (row,) if isinstance(row, np.ndarray) else (row.ids, row.logits)
             rows += [part.tobytes() for part in parts]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lamella.alloc.buffer import Bytes
 from lamella.base.errors import BackendError, LamellaError
-from lamella.model.batch import Batch, Run
+from lamella.model.batch import Batch, LateMask
 from lamella.model.context import Context
 from lamella.model.kv_groups import window_cells
 from lamella.model.kv_memory import MemoryGroup
@@ -116,7 +116,7 @@ class FakeContext:
         self.n_graphs_built = self.n_reused = 0
         self.in_flight = False
         self.n_ctx = self.n_ctx_seq = n_ctx
-        self.n_ubatch = n_ubatch
+        self.n_ubatch = self.n_checked_max = n_ubatch
         self.n_seq_max = 64
         self.n_vocab = N_VOCAB
         params = ContextParams(n_parallel=n_seqs, swa_prefix=swa_prefix)
@@ -164,10 +164,13 @@ class FakeContext:
             content[dst : dst + n_cells] = content[src : src + n_cells]
 
     def decode_rows(self, batch: Batch) -> list[Row]:
-        runs = [run for run in batch.runs for _ in range(run.n_outputs)]
-        self.n_tops.append([run.n_top for run in runs])
-        rows = zip(self.decode(batch), runs, strict=True)
-        return [_largest(row, run) if self.tops and run.n_top else row for row, run in rows]
+        outputs = [(run.n_top, mask) for run in batch.runs for mask in run.all_masks]
+        self.n_tops.append([n_top for n_top, _ in outputs])
+        rows = zip(self.decode(batch), outputs, strict=True)
+        return [
+            _largest(row, n_top, mask) if self.tops and n_top else row
+            for row, (n_top, mask) in rows
+        ]
 
     def decode(self, batch: Batch) -> F32Array:
         self.steps.append(
@@ -251,12 +254,12 @@ class PipelineContext(FakeContext):
         self.write([Write(cells, [-2] * len(tokens)) for cells, tokens in work])
 
 
-def _largest(logits: F32Array, run: Run) -> TopLogits:
+def _largest(logits: F32Array, n_top: int, mask: LateMask | None) -> TopLogits:
     ids = np.argsort(-logits, kind="stable").astype(np.int32)
-    if run.mask is not None:
-        allowed = np.unpackbits(run.mask().view(np.uint8), bitorder="little")
+    if mask is not None:
+        allowed = np.unpackbits(mask().view(np.uint8), bitorder="little")
         ids = ids[allowed[ids] == 1]
-    ids = ids[: run.n_top]
+    ids = ids[:n_top]
     return TopLogits(ids, logits[ids])
 
 

@@ -1,0 +1,67 @@
+"""How often guesses come true, from those that were checked.
+
+A guess is only checked if those before it came true. Old results fade, and so do all of them while
+nothing is guessed: then it is tried again. Tested by tests/runtime/test_drafts.py.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Final
+
+PRIOR: Final = 0.6  # of guesses before any was checked
+N_PRIOR: Final = 3.0  # guesses that the prior counts as
+N_KEPT: Final = 32.0  # guesses of one text that count
+N_SHARED: Final = 256.0  # of all texts
+FADE: Final = 0.95  # for each step in which a draft is not used
+
+
+class Rate:
+    """The rate of one kind of draft."""
+
+    __slots__ = ("_n_kept", "_n_right", "_n_tried")
+
+    def __init__(self, n_kept: float) -> None:
+        self._n_kept = n_kept
+        self._n_right = self._n_tried = 0.0
+
+    def value(self, prior: float) -> float:
+        return (self._n_right + N_PRIOR * prior) / (self._n_tried + N_PRIOR)
+
+    def add(self, n_right: int, n_tried: int) -> None:
+        fade = max(1 - n_tried / self._n_kept, 0.0)
+        self._n_right = self._n_right * fade + n_right
+        self._n_tried = self._n_tried * fade + n_tried
+
+    def fade(self) -> None:
+        self._n_right *= FADE
+        self._n_tried *= FADE
+
+
+class Acceptance:
+    """The rates of one text, by kind. `shared` are those of all texts, its prior."""
+
+    def __init__(self, shared: Acceptance | None = None) -> None:
+        n_kept = N_SHARED if shared is None else N_KEPT
+        self._rates = defaultdict[Hashable, Rate](lambda: Rate(n_kept))
+        self._shared = shared
+
+    def rate(self, kind: Hashable) -> float:
+        """The probability that a guess comes true after those before it did."""
+        prior = PRIOR if self._shared is None else self._shared.rate(kind)
+        rate = self._rates.get(kind)
+        return prior if rate is None else rate.value(prior)
+
+    def add(self, kind: Hashable, n_right: int, n_guesses: int) -> None:
+        """Count a draft of `n_guesses`, of which the first `n_right` came true."""
+        n_tried = min(n_right + 1, n_guesses)
+        self._rates[kind].add(n_right, n_tried)
+        if self._shared is not None:
+            self._shared.add(kind, n_right, n_guesses)
+
+    def skip(self, kind: Hashable) -> None:
+        """Count a draft that was not used."""
+        self._rates[kind].fade()
+        if self._shared is not None:
+            self._shared.skip(kind)

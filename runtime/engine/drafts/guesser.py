@@ -1,0 +1,91 @@
+"""The guesses for one text: its sources, and how often they come true.
+
+Tested by tests/runtime/test_drafts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Final
+
+from ....model.guide import Matcher
+from ...speculative_params import SpecType, SpeculativeParams
+from .acceptance import Acceptance
+from .ngram import NgramSource
+from .source import NO_DRAFT, Draft, Source
+from .synthetic import SyntheticSource
+from .table import NgramTable, TableSource
+
+N_REST: Final = 15  # steps without guesses at most, where guesses do not pay
+N_PIECE_MAX: Final = 64  # bytes of a token that a forced text is spelled with
+
+
+class Guesser:
+    """Asks the sources of a text, the best first.
+
+    Attributes:
+        acceptance: how often the guesses of this text come true.
+        synthetic: decides which guesses are taken, for benchmarks; None: the sampler does.
+        n_rest: steps for which it guesses nothing.
+    """
+
+    def __init__(
+        self,
+        params: SpeculativeParams,
+        acceptance: Acceptance,
+        table_of: Callable[[int], NgramTable],
+        seed: int,
+    ) -> None:
+        self.params = params
+        self.acceptance = acceptance
+        self.n_rest = self._n_skipped = 0
+        types, self.synthetic = params.spec_type, None
+        self._sources: list[Source] = []
+        if params.spec_synth_rates:
+            self.synthetic = SyntheticSource(params.spec_synth_rates, seed)
+            self._sources.append(self.synthetic)
+            return
+        if SpecType.NGRAM_MOD in types:
+            self._sources.append(TableSource(table_of(params.spec_ngram_match)))
+        if not {SpecType.NGRAM_SIMPLE, SpecType.AUTO}.isdisjoint(types):
+            self._sources.append(NgramSource(params.spec_ngram_size))
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
+        """The guesses of the first source that has any."""
+        found = NO_DRAFT
+        for source in self._sources:  # each must see all tokens
+            draft = source.draft(tokens, n_max)
+            found = found if found.tokens else draft
+        return found
+
+    def checked(self, kind: Hashable, n_right: int, n_guesses: int) -> None:
+        """Count a draft of `n_guesses`, of which the first `n_right` came true."""
+        self.acceptance.add(kind, n_right, n_guesses)
+        self._n_skipped = 0
+
+    def skip(self, kind: Hashable) -> None:
+        """Count a draft that would not pay. After several in a row it rests."""
+        self.acceptance.skip(kind)
+        self._n_skipped += 1
+        self.n_rest = min(self._n_skipped // 2, N_REST)
+
+
+def allowed(draft: Draft, matcher: Matcher, spelling: Mapping[bytes, int], n_max: int) -> Draft:
+    """The guesses that a grammar allows. Where it forces a text, guess that."""
+    forced = spelled(matcher.forced(), spelling, n_max) if spelling else ()
+    if forced:
+        return Draft(forced, "forced")
+    return draft._replace(tokens=draft.tokens[: matcher.n_valid(draft.tokens)])
+
+
+def spelled(text: bytes, spelling: Mapping[bytes, int], n_max: int) -> list[int]:
+    """At most `n_max` tokens of a text, each as long as possible."""
+    found, at = list[int](), 0
+    while at < len(text) and len(found) < n_max:
+        ends = range(min(len(text), at + N_PIECE_MAX), at, -1)
+        end = next((end for end in ends if text[at:end] in spelling), None)
+        if end is None:
+            break
+        found.append(spelling[text[at:end]])
+        at = end
+    return found

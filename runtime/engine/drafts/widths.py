@@ -1,0 +1,62 @@
+"""How many guesses a step checks: as many as make most tokens per second, by what is measured.
+
+A pure function. Graphs are padded to few sizes, so a step fills its size with guesses.
+Tested by tests/runtime/test_widths.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+GAIN: Final = 1.02  # fewer tokens more than this are within the noise of times
+UNKNOWN: Final = 1.25  # a size that was not measured is thought to take so many times as long
+
+
+class Wish(NamedTuple):
+    """What may be guessed of a text: `n` tokens, each right with probability `rate`."""
+
+    rate: float
+    n: int
+
+
+def best_widths(
+    wishes: Sequence[Wish], n_texts: int, n_max: int, ms_of: Callable[[int], float | None]
+) -> list[int]:
+    """Return the number of guesses of each wish.
+
+    Args:
+        wishes: of some of the texts.
+        n_texts: texts that the step continues, each by a token of its own.
+        n_max: most tokens of the step.
+        ms_of: the milliseconds of a step of so many tokens; None if they are not known. Steps of
+            equal size take equally long.
+    """
+    found = [0] * len(wishes)
+    alone = ms_of(n_texts)
+    if alone is None or not wishes:
+        return found
+    # the guesses of each text become less likely, so those before a likely one are likelier
+    chances = sorted(
+        (
+            (wish.rate**i, number)
+            for number, wish in enumerate(wishes)
+            for i in range(1, wish.n + 1)
+        ),
+        reverse=True,
+    )
+    n_best, most = 0, GAIN * n_texts / alone
+    size, ms, made, n = 1 << (n_texts - 1).bit_length(), alone, float(n_texts), 0
+    while size <= n_max:
+        n_before, n = n, min(size - n_texts, len(chances))
+        made += sum(chance for chance, _ in chances[n_before:n])
+        known = ms_of(n_texts + n)
+        ms = UNKNOWN * ms if known is None else known
+        if made / ms > most:
+            n_best, most = n, made / ms
+        if known is None or n == len(chances):
+            break
+        size *= 2
+    for _, number in chances[:n_best]:
+        found[number] += 1
+    return found
