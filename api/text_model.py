@@ -362,6 +362,9 @@ def load(
     OpenParams.make(options)  # refuses an invalid option before a download
     file = shipped_model() if path is None else _find(path, offline, progress)
     params = OpenParams.make({**options, "path": str(file)})
+    if params.draft.draft_model:
+        draft = _find(params.draft.draft_model, offline, progress)
+        params = params.change(draft_model=str(draft))
     if not progress:
         return Model(open_model(params))
     with StartProgress() as bars:

@@ -39,13 +39,14 @@ Group = TypeVar("Group", bound="Options")
 
 class Shortcut(NamedTuple):
     """More flags of an option. Each sets it to `value`, or to what `parse` returns for its text.
-    `metavar` is the placeholder of the text."""
+    `metavar` is the placeholder of the text, `env` another name of the environment variables."""
 
     flags: Sequence[str]
     value: object
     help: str
     parse: Callable[[str], Any] | None = None
     metavar: str | None = None
+    env: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

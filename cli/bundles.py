@@ -29,6 +29,11 @@ def _file(repository: str, name: str) -> dict[str, str]:
     return {"hf-repo": f"{HUB}/{repository}/resolve/main/{name}"}
 
 
+FIM_DRAFT: Final = {
+    "spec-draft-model": f"{HUB}/Qwen2.5-Coder-0.5B-Q8_0-GGUF/resolve/main/"
+    "qwen2.5-coder-0.5b-q8_0.gguf"
+}
+
 # the flags that each flag stands for, by their long names
 BUNDLES: Final[Mapping[str, Mapping[str, str]]] = {
     "--embd-gemma-default": {
@@ -45,6 +50,16 @@ BUNDLES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "--fim-qwen-7b-default": {
         **_file("Qwen2.5-Coder-7B-Q8_0-GGUF", "qwen2.5-coder-7b-q8_0.gguf"),
+        **FIM,
+    },
+    "--fim-qwen-7b-spec": {
+        **_file("Qwen2.5-Coder-7B-Q8_0-GGUF", "qwen2.5-coder-7b-q8_0.gguf"),
+        **FIM_DRAFT,
+        **FIM,
+    },
+    "--fim-qwen-14b-spec": {
+        **_file("Qwen2.5-Coder-14B-Q8_0-GGUF", "qwen2.5-coder-14b-q8_0.gguf"),
+        **FIM_DRAFT,
         **FIM,
     },
     "--fim-qwen-30b-default": {

@@ -55,13 +55,13 @@ def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
     return str(_shipped())
 
 
-def download(name: str, args: argparse.Namespace, **options: Any) -> Path:
-    """The path of a model's file, with a progress bar if it is downloaded. See `find_file` for the
-    options and errors."""
+def download(name: str, args: argparse.Namespace, file: str | None = None, **options: Any) -> Path:
+    """The path of a model's file, with a progress bar if it is downloaded. `file`: of a repository;
+    None: that of -hff. See `find_file` for the options and errors."""
     with download_bar() as progress:
         return find_file(
             name,
-            file=args.hf_file or "",
+            file=args.hf_file or "" if file is None else file,
             offline=args.offline,
             token=args.hf_token,
             on_progress=progress.on_progress,

@@ -19,7 +19,7 @@ from ..model.guide import GrammarSpec, validate
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from . import peer_options
 from .device_list import add_device_list_flag
-from .download import model_path
+from .download import download, model_path
 from .model_flags import add_model_argument, add_source_flags
 from .peer_flags import add_peer_flags
 from .texts import text_or_file
@@ -101,13 +101,15 @@ def _add_shortcut(
         how = {"type": _flag_type(shortcut.parse), "metavar": shortcut.metavar or "N"}
         if declared.option.repeats:
             how["action"] = "extend"
-    group.add_argument(
+    action = group.add_argument(
         *shortcut.flags,
         dest=declared.name,
         default=argparse.SUPPRESS,
         help=shortcut.help,
         **how,
     )
+    if shortcut.env is not None:
+        vars(action)["env"] = shortcut.env
 
 
 def _help(declared: Declared, default: object) -> str:
@@ -241,7 +243,11 @@ def open_params(
     """
     params = OpenParams.make({**(defaults or {}), **given(args, OpenParams)})
     # download last: invalid values must be reported before
-    return params.change(path=model_path(args, header_only=header_only))
+    params = params.change(path=model_path(args, header_only=header_only))
+    if params.draft.draft_model:
+        path = download(params.draft.draft_model, args, file="", header_only=header_only)
+        params = params.change(draft_model=str(path))
+    return params
 
 
 # --- requests ---

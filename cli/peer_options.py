@@ -127,30 +127,11 @@ OTHERS: Final = (  # of vLLM and ollama
     refused("--keepalive TIME", "leave it out: the model stays loaded while `lamella serve` runs"),
 )
 
-DRAFT_MODEL: Final = "a draft model is not supported yet: leave it out"
 DRAFT_WIDTH: Final = "--spec-draft-n-max bounds the guesses of all kinds"
 K4V: Final = "use --spec-type ngram-simple"
 ONE_HIT: Final = "one earlier occurrence is enough for a guess"
 
 SPECULATIVE: Final = (
-    *(
-        refused(usage, DRAFT_MODEL, env=env)
-        for usage, env in (
-            ("--spec-draft-type-k -ctkd --cache-type-k-draft TYPE", "SPEC_DRAFT_CACHE_TYPE_K"),
-            ("--spec-draft-type-v -ctvd --cache-type-v-draft TYPE", "SPEC_DRAFT_CACHE_TYPE_V"),
-            ("--spec-draft-hf -hfd -hfrd --hf-repo-draft REPO", "SPEC_DRAFT_HF_REPO"),
-            ("--spec-draft-threads -td --threads-draft N", None),
-            ("--spec-draft-threads-batch -tbd --threads-batch-draft N", None),
-            ("--spec-draft-override-tensor -otd --override-tensor-draft REGEX=BUFT,...", None),
-            ("--spec-draft-cpu-moe -cmoed --cpu-moe-draft", None),
-            ("--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft N", None),
-            ("--spec-draft-device -devd --device-draft DEV,...", None),
-            ("--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft N", None),
-            ("--spec-draft-model -md --model-draft FILE", None),
-            ("--fim-qwen-7b-spec", None),
-            ("--fim-qwen-14b-spec", None),
-        )
-    ),
     refused("--spec-draft-cpu-mask -Cd --cpu-mask-draft M", TASKSET),
     refused("--spec-draft-cpu-range -Crd --cpu-range-draft LO-HI", TASKSET),
     refused("--spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft M", TASKSET),

@@ -75,7 +75,11 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(as_json(plan, speeds)) + "\n")
     else:
-        show(plan, speeds, Console(width=WIDTH, highlight=False))
+        console = Console(width=WIDTH, highlight=False)
+        show(plan, speeds, console)
+        if plan.draft is not None:
+            console.print("\ndraft model, in the memory that is left:\n")
+            show(plan.draft, {**speeds, **_speeds(plan.draft, {})}, console)
     sys.stdout.flush()  # before an error on stderr
     check(plan)
     return 0
@@ -132,7 +136,8 @@ def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
         "pooling": None if plan.pooling is None else plan.pooling.name.lower(),
         "n_out": plan.n_out,
         "n_step": plan.n_step,
-        "fits": plan.fits,
+        "fits": plan.fits and (plan.draft is None or plan.draft.fits),
+        "draft": None if plan.draft is None else as_json(plan.draft, _speeds(plan.draft, {})),
         "devices": [_device(plan, device, speeds) for device in plan.devices],
         "groups": [asdict(group) for group in plan.groups],
         "decode": _graph(plan.decode),

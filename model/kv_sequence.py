@@ -102,10 +102,12 @@ class KVSequence:
 
     Attributes:
         pages: its pages in each pool.
+        held: pages that a ubatch from this position on sees are not given back; None: no such rule.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
+        self.held: int | None = None
         self.pages = tuple(PageList(own) for own in pool.pools)
         self.length = 0
         # Positions below this need no page and no copy at `append`, as the last pages are not
@@ -198,7 +200,8 @@ class KVSequence:
         for pages in self.pages:
             if pages.pool.window is not None:
                 self._check_window(pages, begin)
-                pages.drop_before(self.pool.first_page(pages.pool, begin))
+                kept = begin if self.held is None else min(begin, self.held)
+                pages.drop_before(self.pool.first_page(pages.pool, kept))
                 pages.extend(self.pool.page_count(end))
 
     def fork(self, n: int | None = None) -> KVSequence:

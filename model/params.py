@@ -146,7 +146,8 @@ def _check_pooling(name: str, value: Any) -> Pooling | None:
     return POOLINGS[value]
 
 
-def _check_names(name: str, value: Any) -> tuple[str, ...]:
+def check_names(name: str, value: Any) -> tuple[str, ...]:
+    """Return a tuple of names. Raises RequestError: it is no list of names."""
     if isinstance(value, str):
         raise RequestError(f"{name} is {value!r}: must be a list of names")
     return tuple(value)
@@ -187,7 +188,7 @@ class PlacementParams(Options):
         (),
         *("-dev", "--device"),
         parse=parse_names,
-        check=_check_names,
+        check=check_names,
         metavar="DEV,...",
         help="devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2",
         default_text="all usable GPUs",

@@ -60,6 +60,8 @@ def check(plan: ModelPlan) -> None:
         raise DoesNotFitError(short, _advice(plan))
     if plan.params.placement.placement == "strict":
         refuse(plan.displaced)
+    if plan.draft is not None:
+        check(plan.draft)
 
 
 class Saving(NamedTuple):

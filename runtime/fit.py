@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from ..alloc.buffer import UNLIMITED
 from ..base.errors import RequestError
 from ..model.gguf import open_gguf
 from ..model.metadata_params import metadata_overrides
@@ -46,9 +47,62 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
     """
+    plan = _plan_one(params, on_compile)
+    if not params.draft.draft_model:
+        return plan
+    draft = _plan_one(draft_open_params(plan), on_compile, beside=plan)
+    if not draft.fits:  # leave it room
+        plan = _plan_one(params, on_compile, beside=draft)
+        draft = _plan_one(draft_open_params(plan), on_compile, beside=plan)
+    return replace(plan, draft=draft)
+
+
+def draft_open_params(plan: ModelPlan) -> OpenParams:
+    """The options of the draft model beside a planned model: as many and as long texts.
+
+    Raises:
+        RequestError: an invalid option.
+    """
+    params = plan.params
+    placement = params.placement
+    n_threads = params.draft.draft_threads or placement.n_threads
+    n_batch = params.draft.draft_threads or placement.n_threads_batch
+    return OpenParams.make(
+        {
+            "path": params.draft.draft_model,
+            "devices": params.draft.draft_devices or placement.devices,
+            "n_gpu_layers": params.draft.draft_gpu_layers,
+            "n_cpu_moe": params.draft.draft_cpu_moe,
+            "overrides": params.draft.draft_overrides,
+            "op_offload": placement.op_offload,
+            "fit": placement.fit,
+            "poll": placement.poll,
+            "n_threads": n_threads,
+            "n_threads_batch": params.draft.draft_threads_batch or n_batch,
+            "n_ctx": plan.n_ctx,
+            "n_parallel": params.context.n_parallel,
+            "n_ubatch": params.context.n_ubatch,
+            "type_k": params.draft.draft_type_k,
+            "type_v": params.draft.draft_type_v,
+            "embeddings": False,
+            "cache_ram": 0,
+        }
+    )
+
+
+def _plan_one(
+    params: OpenParams, on_compile: CompileProgress | None, beside: ModelPlan | None = None
+) -> ModelPlan:
+    """Plan one model, in the memory that another one leaves."""
     overrides = metadata_overrides(params.metadata)
     with open_gguf(params.model.path, header_only=True, overrides=overrides) as file:
         placement = open_placement(params.placement, on_compile)
+        taken = {d.name: d.needed + d.margin for d in beside.devices} if beside else {}
+        left = {
+            name: (free - taken.get(name, 0) if free < UNLIMITED else free, capacity)
+            for name, (free, capacity) in placement.memory.items()
+        }
+        placement = replace(placement, memory=left)
         params = replace(params, placement=placement.params)
         return _plan(Trials(file, placement, params), placement, params)
 

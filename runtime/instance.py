@@ -89,7 +89,10 @@ class OpenedInstance(ABC):
         """End all generations and free everything. A second call does nothing."""
         self.worker.close()
         # a step that is still running, perhaps on this thread, needs its memory until it ends
-        self.worker.when_ended(lambda: unload(self.context))
+        self.worker.when_ended(self._unload)
+
+    def _unload(self) -> None:
+        unload(self.context)
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +128,11 @@ class Instance(OpenedInstance):
     @property
     def n_ctx(self) -> int:
         return self.engine.n_ctx
+
+    def _unload(self) -> None:
+        if self.engine.draft_model is not None:  # it uses the other's threads
+            unload(self.engine.draft_model.context)
+        OpenedInstance._unload(self)
 
     def request_params(self, given: Mapping[str, Any] | None = None) -> RequestParams:
         """The parameters of a request with these values, and the instance's defaults for the rest.

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ..base.background import begin
 from ..base.errors import ModelFileError, RequestError
 from ..base.log import get_logger
+from ..base.units import size_text
+from ..kernels.cpu.device import CpuDevice
 from ..kernels.devices import unused_reasons
 from ..model.arch import find_architecture, open_architecture
 from ..model.chat.template import ChatTemplate, model_template
@@ -31,10 +33,12 @@ from ..model.loader import load_model
 from ..model.metadata_params import metadata_overrides
 from ..model.sampling import load_kernels, recommended_sampling, want_kernels
 from ..model.vocab import KINDS, Vocab, load_vocab
-from ..sched.backend import CompileProgress
+from ..sched.backend import Backend, CompileProgress, Device
 from .adapters import AdapterScales, read_adapters, read_control
 from .check import enforce
 from .embedder import Embedder
+from .engine.drafts.model import DraftModel
+from .engine.drafts.translation import Translation, same_vocabulary
 from .engine.engine import Engine
 from .fit import plan_model
 from .instance import EmbeddingInstance, Instance, unload
@@ -178,10 +182,14 @@ def _open_engine(
         log.info(f"LoRA adapter {id}: {adapter.path}, scale {adapter.scale:g}")
     for path, scale in plan.params.adapters.control_vector:
         log.info(f"control vector: {path}, scale {scale:g}")
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(unload, context)
         load_kernels(on_compile)  # no request shall wait for their compilation
         parts.vocab.load_kernels(on_compile)
         store = open_store(context, plan.params)
+        draft_model = _open_draft(plan.draft, context, parts.vocab, compiler, on_load)
+        if draft_model is not None:
+            on_error.callback(unload, draft_model.context)  # before the model whose threads it has
         engine = Engine(
             context,
             parts.vocab,
@@ -190,6 +198,7 @@ def _open_engine(
             compiler=compiler,
             adapters=context.model.adapters,
             store=store,
+            draft_model=draft_model,
         )
         instance = Instance(
             params=plan.params,
@@ -206,10 +215,41 @@ def _open_engine(
         if store is not None and store.files is not None:
             store.files.start()
         engine.start()
+        on_error.pop_all()
         return instance
-    except BaseException:
-        unload(context)
-        raise
+
+
+def _open_draft(
+    plan: ModelPlan | None,
+    context: Context,
+    vocab: Vocab,
+    compiler: Compiler,
+    on_load: OnLoad | None,
+) -> DraftModel | None:
+    """Load the draft model beside the model of `context`. It has the same threads."""
+    if plan is None:
+        return None
+    with open_gguf(plan.path) as file:
+        try:
+            draft_vocab = load_vocab(file.metadata)
+        except ModelFileError as e:
+            raise type(e)(f"{file.path}: {e}") from None
+    translation = None
+    if not same_vocabulary(vocab, draft_vocab):
+        log.warning(
+            f"the draft model {plan.path.name} has another vocabulary: its guesses are translated "
+            "by their text, and fewer come true"
+        )
+        translation = Translation(vocab, draft_vocab, compiler.spelling)
+    pool = context.host_threads
+
+    def open_backend(device: Device) -> Backend:
+        return device.init_backend(pool) if isinstance(device, CpuDevice) else device.init_backend()
+
+    draft = load(plan, on_load, open_backend=open_backend)
+    assert isinstance(draft, Context), "the plan is for text"
+    log.info(f"draft model: {plan.path.name}, {size_text(plan.n_bytes)} of weights")
+    return DraftModel(draft, draft_vocab, translation)
 
 
 def _compile_default(instance: Instance) -> None:
@@ -279,7 +319,11 @@ def measure(plan: ModelPlan) -> MeasuredModel:
 
 
 def load(
-    plan: ModelPlan, on_load: OnLoad | None = None, *, for_requests: bool = False
+    plan: ModelPlan,
+    on_load: OnLoad | None = None,
+    *,
+    for_requests: bool = False,
+    open_backend: Callable[[Device], Backend] = lambda device: device.init_backend(),
 ) -> Context | EmbedContext:
     """Load a model as planned, and open a context over it. `unload` frees both. With
     `for_requests`, the kernels of samplers are compiled together with those of the context.
@@ -302,7 +346,13 @@ def load(
         if for_requests:
             want_kernels()
         kind = context_type(model.arch, params.embedding)
-        return kind(model, params.context, no_pipeline=plan.no_pipeline, reserved=plan.reserved)
+        return kind(
+            model,
+            params.context,
+            no_pipeline=plan.no_pipeline,
+            reserved=plan.reserved,
+            open_backend=open_backend,
+        )
     except BaseException:
         model.free()
         raise

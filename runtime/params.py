@@ -22,6 +22,7 @@ from ..model.guide.params import GrammarParams
 from ..model.metadata_params import MetadataParams
 from ..model.params import INT32_MAX, ContextParams, EmbeddingParams, PlacementParams
 from ..model.sampling import SamplingParams
+from .draft_params import DraftParams
 from .speculative_params import SpeculativeParams
 
 CACHE_RAM: Final = 8192  # MiB
@@ -206,6 +207,7 @@ class OpenParams(Options):
     metadata: MetadataParams = group(MetadataParams)
     engine: EngineParams = group(EngineParams)
     cache: CacheParams = group(CacheParams)
+    draft: DraftParams = group(DraftParams)
 
 
 def _stop(name: str, value: object) -> tuple[str, ...]:

@@ -195,6 +195,7 @@ class ModelPlan:
         pooling: of embeddings; None: the model generates text.
         n_out: elements of a vector, or scores of a pair of texts; 0: the model generates text.
         n_step: the most tokens of a step with several texts; 0: the model generates text.
+        draft: the plan of the draft model, beside this one; None: there is none.
     """
 
     params: OpenParams
@@ -223,6 +224,7 @@ class ModelPlan:
     pooling: Pooling | None = None
     n_out: int = 0
     n_step: int = 0
+    draft: ModelPlan | None = None
 
     @property
     def n_bytes_kv(self) -> int:

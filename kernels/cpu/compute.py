@@ -36,18 +36,24 @@ class CpuProgram:
 class CpuCompute:
     """Computes on `n_threads` threads; see `kernels.compute.Compute`.
 
-    `progress` is called while kernels are compiled.
+    `progress` is called while kernels are compiled. `pool`: threads of another one, which closes
+    them; None: it starts its own.
     """
 
     def __init__(
-        self, n_threads: int, progress: CompileProgress | None = None, *, poll: int = POLL
+        self,
+        n_threads: int,
+        progress: CompileProgress | None = None,
+        *,
+        poll: int = POLL,
+        pool: ThreadPool | None = None,
     ) -> None:
         target()  # raises if LAMELLA_ISA is invalid
         self.n_threads = n_threads
         self._n_active = n_threads
         self._poll = poll
         self._progress = progress
-        self._pool: ThreadPool | None = None
+        self._pool, self._owns_pool = pool, pool is None
 
     def supports(self, node: Tensor) -> bool:
         return KERNELS.supports(node)
@@ -90,6 +96,6 @@ class CpuCompute:
             self._pool.lower_priority()
 
     def close(self) -> None:
-        if self._pool is not None:
+        if self._pool is not None and self._owns_pool:
             self._pool.close()
-            self._pool = None
+        self._pool = None

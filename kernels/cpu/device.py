@@ -73,11 +73,12 @@ class CpuDevice(Device):
         packs = repack and not NO_JIT()
         self._repack = (RepackBufferType(self.n_threads),) if packs else ()
 
-    def new_compute(self) -> Compute:
-        """The kernels of a new backend of this device."""
+    def new_compute(self, pool: ThreadPool | None = None) -> Compute:
+        """The kernels of a new backend of this device, on the threads of `pool` or on new ones."""
         if NO_JIT():
             return ReferenceCompute()
-        return CpuCompute(self.n_threads, self.progress, poll=self.poll)
+        n_threads = self.n_threads if pool is None else min(self.n_threads, pool.n_threads)
+        return CpuCompute(n_threads, self.progress, poll=self.poll, pool=pool)
 
     def memory(self) -> tuple[int, int]:
         return free_memory(), host_memory()[1]
@@ -110,8 +111,9 @@ class CpuDevice(Device):
             ]
         return DeviceReport(facts, lines)
 
-    def init_backend(self) -> CpuBackend:
-        return CpuBackend(self)
+    def init_backend(self, pool: ThreadPool | None = None) -> CpuBackend:
+        """A new backend, on the threads of another one's pool or on its own."""
+        return CpuBackend(self, pool)
 
     @property
     def buffer_type(self) -> BufferType:
@@ -150,11 +152,11 @@ class CpuBackend(Backend):
 
     device: CpuDevice
 
-    def __init__(self, device: CpuDevice) -> None:
+    def __init__(self, device: CpuDevice, pool: ThreadPool | None = None) -> None:
         super().__init__(device)
         if not NO_JIT():
             choose_distance()
-        self._compute = device.new_compute()
+        self._compute = device.new_compute(pool)
 
     def free(self) -> None:
         self._compute.close()

@@ -6,8 +6,9 @@ The compiled twin is in native.py. Tested by tests/model/test_sampling_native.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -44,6 +45,9 @@ class Chain(Protocol):
             BackendError: the logits of allowed tokens are invalid: NaN, +inf, or none above -inf.
             RequestError: the mask or the steps leave no token.
         """
+
+    def follow(self, other: Self) -> None:
+        """Draw next the random numbers that `other` will draw next."""
 
     def last(self) -> tuple[IdArray, F32Array]:
         """Return (ids, weights) [n] of the last draw's candidates, valid until the next draw."""
@@ -90,6 +94,10 @@ class NumpyChain:
                 if isinstance(step, Mirostat | AdaptiveP):
                     step.chose(weights, chosen)
             return int(c.ids[chosen])
+
+    def follow(self, other: Self) -> None:
+        """See Chain."""
+        self._random = deepcopy(other._random)
 
     def last(self) -> tuple[IdArray, F32Array]:
         """See Chain."""

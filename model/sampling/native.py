@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -251,6 +251,10 @@ class NativeChain:
         """Read the results of steps with state. Call it after each draw."""
         for native, at in self._changing:
             native.after(self._ints, at)
+
+    def follow(self, other: Self) -> None:
+        """See Chain."""
+        self._twister[:] = other._twister
 
     def error(self, logits: F32Array) -> Exception:
         """The error of a draw from `logits` that found no token."""

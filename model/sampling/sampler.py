@@ -49,6 +49,7 @@ class Sampler:
     `accept` with its result. Not thread-safe.
     """
 
+    params: SamplingParams  # those in effect
     seed: int  # the seed in use, in 0 .. 2**32 - 1
     n_top: int  # number of largest logits that `sample` needs; 0 if it needs all
     remembers: bool  # `accept` has an effect
@@ -64,7 +65,7 @@ class Sampler:
             RequestError: `logit_bias` has tokens outside of `vocab`, or bans all tokens.
             BackendError: a kernel cannot be compiled.
         """
-        params = _as_float32(params)
+        self.params = params = _as_float32(params)
         seed = params.seed % 2**32
         # never _RANDOM_SEED itself, so that the reported seed reproduces the text
         self.seed = secrets.randbelow(_RANDOM_SEED) if seed == _RANDOM_SEED else seed
@@ -92,6 +93,10 @@ class Sampler:
         assert 0 <= token < self._n_vocab, token
         for memory in self._memories:
             memory.accept(token)
+
+    def follow(self, other: Sampler) -> None:
+        """Draw next the random numbers that `other` will draw next."""
+        self.chain.follow(other.chain)
 
     def sample(self, logits: Row, mask: Mask | None = None) -> int:
         """Return the next token.

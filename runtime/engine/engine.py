@@ -27,8 +27,10 @@ from ...model.page_store import PageStore
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
 from ..params import EngineParams
+from ..speculative_params import SpecType
 from . import policy
 from .counters import Counters
+from .drafts.model import DraftModel
 from .job import Job
 from .prefixes import Prefixes
 from .pulse import Pulse
@@ -60,9 +62,10 @@ class Engine:
         compiler: Compiler | None = None,
         adapters: Adapters | None = None,
         store: PageStore | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`compiler`: of grammars; None: a new one. `adapters`: those of the context's model.
-        `store`: of pages that leave the pool; None: they are lost.
+        `store`: of pages that leave the pool; None: they are lost. `draft_model`: guesses tokens.
         Raises RequestError: `n_parallel` is out of range."""
         if not 1 <= n_parallel <= context.n_seq_max:
             raise RequestError(f"n_parallel {n_parallel}: must be 1 to {context.n_seq_max}")
@@ -73,11 +76,13 @@ class Engine:
         self.compiler = compiler or Compiler(vocab)
         self._adapters = adapters or Adapters()
         self._store = store
+        self.draft_model = draft_model
         self._worker = Worker("lamella-engine", self._run)
         self._runner = Runner(
             *(context, vocab, self._queue, n_parallel, params.max_itl, self._worker.pulse),
             store=store,
             spelling=lambda: self.compiler.spelling,
+            draft_model=draft_model,
         )
         self._when_stepped: list[Callable[[], None]] = []
 
@@ -250,6 +255,8 @@ class Engine:
         for token in (min(job.prompt), max(job.prompt)):
             if not 0 <= token < n_tokens:
                 raise RequestError(f"token {token} of the prompt: must be 0 to {n_tokens - 1}")
+        if SpecType.DRAFT_SIMPLE in job.params.speculative.spec_type and self.draft_model is None:
+            raise RequestError("spec_type: draft-simple needs a draft model: start with -md MODEL")
         if n_prompt >= self.n_ctx:
             raise ContextSizeError(n_prompt, self.n_ctx)
 

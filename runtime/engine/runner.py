@@ -40,6 +40,7 @@ from ...model.vocab import Vocab
 from . import policy
 from .batch_plan import BatchPlan, Output
 from .counters import Counters
+from .drafts.model import DraftModel
 from .drafts.speculation import Guesses, Speculation
 from .job import StopType
 from .pace import Pace
@@ -79,6 +80,7 @@ class Runner:
         pulse: Pulse,
         store: PageStore | None = None,
         spelling: Callable[[], Mapping[bytes, int]] = dict,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.counters = Counters()
         self.steps = Steps()
@@ -94,7 +96,9 @@ class Runner:
         self._pace = Pace(context.n_ubatch, max_itl)
         self._sampler = RowSampler(n_parallel, context.host_threads)
         self._later_sampler = RowSampler(n_parallel, context.host_threads)  # of rows after guesses
-        self._speculation = Speculation(vocab, spelling, context.n_checked_max, self._pace.ms_of)
+        self._speculation = Speculation(
+            vocab, spelling, context.n_checked_max, self._pace.ms_of, draft_model
+        )
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
         self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
@@ -282,6 +286,7 @@ class Runner:
         if ticket.seq is not None:  # else it has just failed, in _synchronize
             self.running.remove(ticket)
             self.slots.leave(ticket.slot)
+            self._speculation.forget(ticket)
             self._share_prefix(ticket, ended=True)
             ticket.leave()
             self._queue.put_back(ticket)
@@ -528,6 +533,7 @@ class Runner:
             ticket.lazy.matcher.close()
         if ticket.seq is not None:
             self.running.remove(ticket)
+            self._speculation.forget(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))
             self._queue.end(ticket)

@@ -183,11 +183,6 @@ class Ticket:
         )
 
     @property
-    def speculates(self) -> bool:
-        """True if its next tokens may be guessed."""
-        return self.speculative.is_on
-
-    @property
     def n_predicted(self) -> int:
         """Number of tokens sampled so far."""
         return len(self.tokens) + self.n_dropped - self.n_prompt

@@ -11,6 +11,7 @@ import pytest
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
 from lamella.model.kv_groups import window_cells
 from lamella.model.kv_pages import PageList, PagePool
+from lamella.model.kv_prefix import PrefixTree
 from lamella.model.kv_sequence import CellCopy, KVPool, KVSequence
 from lamella.model.layer_memory import Window
 from lamella.model.params import ContextParams
@@ -405,3 +406,63 @@ def test_random_operations_keep_the_cells_of_every_sequence(seed: int) -> None:
 @pytest.mark.parametrize("name", WINDOWS)
 def test_random_operations_keep_the_cells_of_every_window(name: str, seed: int) -> None:
     run_model(Model(seed, WINDOWS[name]))
+
+
+def windowed() -> KVPool:
+    return KVPool(
+        64, [PagePool(64, page_size=4), PagePool(40, window=Window(6), page_size=4)], page_size=4
+    )
+
+
+def test_positions_of_guesses_are_taken_back() -> None:
+    pool = KVPool(32, page_size=4)
+    seq = pool.new_sequence()
+    seq.append(3)
+    assert seq.advance_idle(4) == 4 and seq.length == 7
+    seq.take_back(4)
+    assert (seq.length, pool.n_free) == (4, 7)
+    assert seq.advance_idle(3) == 3 and seq.length == 7
+    seq.take_back(7)
+    assert seq.advance() and not seq.advance()  # position 7 is in its own page
+    seq.free()
+    assert pool.n_free == 8
+
+
+def test_guesses_evict_nothing() -> None:
+    pool = KVPool(16, page_size=4)
+    tree = PrefixTree(pool)
+    kept = pool.new_sequence()
+    kept.append(8)
+    tree.insert(range(8), kept, ended=True)
+    kept.free()
+    seq = pool.new_sequence()
+    seq.append(6)  # two pages are idle, and both are taken
+    assert seq.advance_idle(7) == 2  # to the end of its page
+    assert len(tree) == 2
+    assert seq.can_append(4)  # for the text itself, a page would be evicted
+
+
+def test_guesses_stay_within_the_table() -> None:
+    pool = KVPool(8, [PagePool(64, page_size=4)], page_size=4)
+    seq = pool.new_sequence()
+    seq.append(5)
+    assert seq.advance_idle(20) == 3
+
+
+def test_pages_of_a_window_are_held_for_taking_back() -> None:
+    for held in (None, 8):
+        pool = windowed()
+        seq = pool.new_sequence()
+        seq.append(8)
+        seq.prepare(0, 8)
+        seq.held = held
+        for pos in range(8, 16):  # drafted one by one
+            seq.append(1)
+            seq.prepare(pos, pos + 1)
+        if held is None:
+            with pytest.raises(RequestError):
+                seq.truncate(8)
+        else:
+            seq.truncate(8)
+            seq.append(1)
+            seq.prepare(8, 9)

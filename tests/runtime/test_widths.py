@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from lamella.runtime.engine.drafts.widths import GAIN, Wish, best_widths
+from lamella.runtime.engine.drafts.widths import GAIN, Wish, best_depth, best_widths
 
 MEMORY_BOUND = {1: 20.0, 2: 21.0, 4: 23.0, 8: 28.0, 16: 45.0, 32: 85.0, 64: 165.0}
 COMPUTE_BOUND = {1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0, 16: 160.0, 32: 320.0, 64: 640.0}
@@ -66,3 +66,21 @@ def test_the_choice_is_never_expected_to_lose() -> None:
                 (n_texts + gained) / n_texts * ms[size(n_texts)] / ms[size(n_texts + sum(found))]
             )
             assert ratio > GAIN - 1e-9
+
+
+def depth(rates: list[float], ms_draft: float | None, ms: dict[int, float], n_max: int = 7) -> int:
+    return best_depth(rates, len(rates), n_max, 64, lambda n: ms.get(size(n)), ms_draft)
+
+
+def test_a_draft_model_guesses_deeper_if_it_is_fast_and_right() -> None:
+    assert depth([0.9], 0.5, MEMORY_BOUND) == 7
+    assert depth([0.9], 30.0, MEMORY_BOUND) == 0
+    assert depth([0.1], 2.0, MEMORY_BOUND) == 0
+    assert 1 <= depth([0.7], 4.0, MEMORY_BOUND) <= 3
+    assert depth([0.9] * 16, 0.5, MEMORY_BOUND) <= 1
+
+
+def test_a_draft_model_is_tried_and_measured() -> None:
+    assert depth([0.6], None, MEMORY_BOUND) == 1
+    assert depth([0.6], 1.0, {}) == 0
+    assert depth([], 1.0, MEMORY_BOUND) == 0

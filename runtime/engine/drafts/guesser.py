@@ -5,7 +5,7 @@ Tested by tests/runtime/test_drafts.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ....model.guide import Matcher
@@ -20,13 +20,33 @@ N_REST: Final = 15  # steps without guesses at most, where guesses do not pay
 N_PIECE_MAX: Final = 64  # bytes of a token that a forced text is spelled with
 
 
+class Rest:
+    """Steps without guesses, after several whose guesses would not have paid."""
+
+    __slots__ = ("_n_left", "_n_skipped")
+
+    def __init__(self) -> None:
+        self._n_left = self._n_skipped = 0
+
+    def goes_on(self) -> bool:
+        """True if the next step has no guesses. Call it once for each step."""
+        self._n_left = max(self._n_left - 1, -1)
+        return self._n_left >= 0
+
+    def add(self, *, pays: bool) -> None:
+        """Count a step."""
+        self._n_skipped = 0 if pays else self._n_skipped + 1
+        self._n_left = min(self._n_skipped // 2, N_REST)
+
+
 class Guesser:
     """Asks the sources of a text, the best first.
 
     Attributes:
         acceptance: how often the guesses of this text come true.
         synthetic: decides which guesses are taken, for benchmarks; None: the sampler does.
-        n_rest: steps for which it guesses nothing.
+        rest, model_rest: of these sources, and of the draft model, where guesses do not pay.
+        uses_model: the draft model guesses, if there is one.
     """
 
     def __init__(
@@ -38,7 +58,8 @@ class Guesser:
     ) -> None:
         self.params = params
         self.acceptance = acceptance
-        self.n_rest = self._n_skipped = 0
+        self.rest, self.model_rest = Rest(), Rest()
+        self.uses_model = not {SpecType.DRAFT_SIMPLE, SpecType.AUTO}.isdisjoint(params.spec_type)
         types, self.synthetic = params.spec_type, None
         self._sources: list[Source] = []
         if params.spec_synth_rates:
@@ -57,17 +78,6 @@ class Guesser:
             draft = source.draft(tokens, n_max)
             found = found if found.tokens else draft
         return found
-
-    def checked(self, kind: Hashable, n_right: int, n_guesses: int) -> None:
-        """Count a draft of `n_guesses`, of which the first `n_right` came true."""
-        self.acceptance.add(kind, n_right, n_guesses)
-        self._n_skipped = 0
-
-    def skip(self, kind: Hashable) -> None:
-        """Count a draft that would not pay. After several in a row it rests."""
-        self.acceptance.skip(kind)
-        self._n_skipped += 1
-        self.n_rest = min(self._n_skipped // 2, N_REST)
 
 
 def allowed(draft: Draft, matcher: Matcher, spelling: Mapping[bytes, int], n_max: int) -> Draft:

@@ -7,7 +7,7 @@ Tested by tests/runtime/test_speculation.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
@@ -16,11 +16,15 @@ from ....model.vocab import Vocab
 from ..ticket import Ticket
 from .acceptance import Acceptance
 from .guesser import Guesser, allowed
+from .model import KIND as MODEL
+from .model import DraftModel
 from .source import NO_DRAFT, Draft
 from .table import NgramTables
-from .widths import Wish, best_widths
+from .widths import Wish, best_depth, best_widths
 
 N_TEXTS_MAX: Final = 32  # a step with more texts than this has no room for guesses that pay
+
+LIKELY: Final = ("forced", "table", ("ngram", 2), ("ngram", 3))  # kinds that need no draft model
 
 
 class Guesses(NamedTuple):
@@ -39,6 +43,7 @@ class Speculation:
         spelling: Callable[[], Mapping[bytes, int]],
         n_max: int,
         ms_of: Callable[[int], float | None],
+        model: DraftModel | None = None,
     ) -> None:
         """
         Args:
@@ -46,11 +51,13 @@ class Speculation:
             spelling: the token of each text, for texts that a grammar forces.
             n_max: most tokens of a step with guesses.
             ms_of: see `best_widths`.
+            model: guesses where the texts themselves give no likely guess.
         """
         self._vocab = vocab
         self._spelling = spelling
         self._n_max = n_max
         self._ms_of = ms_of
+        self._model = model
         self._acceptance = Acceptance()
         self._tables = NgramTables()
 
@@ -58,21 +65,20 @@ class Speculation:
         """What the next step checks, beside a token of each of `tickets`."""
         if len(tickets) > N_TEXTS_MAX or len(tickets) >= self._n_max:
             return []
-        found = [
-            Guesses(ticket, draft)
-            for ticket in tickets
-            if ticket.speculates and (draft := self._draft(ticket)).tokens
-        ]
+        wanted = [ticket for ticket in tickets if ticket.speculative.is_on]
+        found = {ticket: draft for ticket in wanted if (draft := self._draft(ticket)).tokens}
+        if self._model is not None and not self._model.is_broken:
+            found |= self._of_model(self._model, wanted, found, len(tickets))
         if not found:
             return []
         wishes = [
             Wish(self._guesser(ticket).acceptance.rate(draft.kind), len(draft.tokens))
-            for ticket, draft in found
+            for ticket, draft in found.items()
         ]
         widths = best_widths(wishes, len(tickets), self._n_max, self._ms_of)
         return [
             Guesses(ticket, draft._replace(tokens=draft.tokens[:n]))
-            for (ticket, draft), n in zip(found, widths, strict=True)
+            for (ticket, draft), n in zip(found.items(), widths, strict=True)
             if self._pays(ticket, draft, n)
         ]
 
@@ -87,34 +93,69 @@ class Speculation:
     def checked(self, guesses: Guesses, n_right: int) -> None:
         """Count guesses, of which the first `n_right` came true."""
         ticket, draft = guesses
-        self._guesser(ticket).checked(draft.kind, n_right, len(draft.tokens))
+        self._guesser(ticket).acceptance.add(draft.kind, n_right, len(draft.tokens))
         ticket.n_draft += len(draft.tokens)
         ticket.n_draft_accepted += n_right
 
+    def forget(self, ticket: Ticket) -> None:
+        """A text leaves: it ends, or it is preempted."""
+        if self._model is not None:
+            self._model.forget(ticket)
+
     def _pays(self, ticket: Ticket, draft: Draft, n: int) -> bool:
         guesser = self._guesser(ticket)
-        if n and n >= guesser.params.spec_n_min:
-            return True
-        guesser.skip(draft.kind)
-        return False
+        pays = n > 0 and n >= guesser.params.spec_n_min
+        (guesser.model_rest if draft.kind == MODEL else guesser.rest).add(pays=pays)
+        if not pays:
+            guesser.acceptance.skip(draft.kind)
+        return pays
 
     def _draft(self, ticket: Ticket) -> Draft:
-        guesser = self._guesser(ticket)
-        if guesser.n_rest:
-            guesser.n_rest -= 1
-            return NO_DRAFT
-        # the last token of a text needs no guess: it ends anyway
-        n_max = min(guesser.params.spec_n_max, ticket.n_most - len(ticket.tokens) - 1)
-        if n_max <= 0:
+        """The guesses of the sources that cost little."""
+        guesser, n_max = self._guesser(ticket), self._n_guesses(ticket)
+        if n_max <= 0 or guesser.rest.goes_on():
             return NO_DRAFT
         draft = guesser.draft(ticket.tokens, n_max)
+        return self._possible(ticket, draft, n_max, forces=guesser.synthetic is None)
+
+    def _n_guesses(self, ticket: Ticket) -> int:
+        # the last token of a text needs no guess: it ends anyway
+        return min(ticket.speculative.spec_n_max, ticket.n_most - len(ticket.tokens) - 1)
+
+    def _possible(self, ticket: Ticket, draft: Draft, n_max: int, *, forces: bool) -> Draft:
+        """The guesses that may come true: a grammar allows them, and none ends the text."""
         if ticket.matcher is not None:
-            forces = guesser.synthetic is None
             draft = allowed(draft, ticket.matcher, self._spelling() if forces else {}, n_max)
         ends = self._vocab.eog
         if not ends.isdisjoint(draft.tokens):
             draft = Draft(list(takewhile(lambda t: t not in ends, draft.tokens)), draft.kind)
         return draft
+
+    def _of_model(
+        self, model: DraftModel, wanted: Iterable[Ticket], found: Mapping[Ticket, Draft], n: int
+    ) -> dict[Ticket, Draft]:
+        """The guesses of the draft model, for texts without likely ones, beside `n` texts."""
+        tickets = [
+            ticket
+            for ticket in wanted
+            if (guesser := self._guesser(ticket)).uses_model
+            and self._n_guesses(ticket) > 0
+            and not (ticket in found and found[ticket].kind in LIKELY)
+            and not guesser.model_rest.goes_on()
+        ]
+        if not tickets:
+            return {}
+        n_max = min(map(self._n_guesses, tickets))
+        rates = [self._guesser(ticket).acceptance.rate(MODEL) for ticket in tickets]
+        ms_draft = model.ms_of(len(tickets))
+        depth = best_depth(rates, n, n_max, self._n_max, self._ms_of, ms_draft)
+        if not depth:
+            for ticket in tickets:
+                self._pays(ticket, Draft((), MODEL), 0)
+            return {}
+        drafts = zip(tickets, model.draft(tickets, depth), strict=True)
+        possible = {t: self._possible(t, d, depth, forces=False) for t, d in drafts}
+        return {ticket: draft for ticket, draft in possible.items() if draft.tokens}
 
     def _guesser(self, ticket: Ticket) -> Guesser:
         if ticket.guesser is None:

@@ -20,6 +20,41 @@ class Wish(NamedTuple):
     n: int
 
 
+def best_depth(
+    rates: Sequence[float],
+    n_texts: int,
+    n_max: int,
+    n_most: int,
+    ms_of: Callable[[int], float | None],
+    ms_draft: float | None,
+) -> int:
+    """Return how many tokens a draft model guesses for each of some texts.
+
+    Args:
+        rates: of the texts that it guesses for.
+        n_texts, n_most, ms_of: see `best_widths`; `n_most` is its `n_max`.
+        n_max: most guesses of a text.
+        ms_draft: the milliseconds of a guess of each text; None if they are not known.
+    """
+    alone = ms_of(n_texts)
+    if alone is None or not rates or not n_max:
+        return 0
+    best, most, ms = 0, GAIN * n_texts / alone, alone
+    for depth in sorted({min(d, n_max) for d in (1, 3, 7, 15, 31, 63)}):
+        n_tokens = n_texts + depth * len(rates)
+        if n_tokens > n_most:
+            break
+        known = ms_of(n_tokens)
+        ms = UNKNOWN * ms if known is None else known
+        made = n_texts + sum(rate**i for rate in rates for i in range(1, depth + 1))
+        speed = made / (ms + depth * (ms_draft or 0.0))
+        if speed > most:
+            best, most = depth, speed
+        if known is None or ms_draft is None:
+            break
+    return best
+
+
 def best_widths(
     wishes: Sequence[Wish], n_texts: int, n_max: int, ms_of: Callable[[int], float | None]
 ) -> list[int]:

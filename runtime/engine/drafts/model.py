@@ -1,0 +1,235 @@
+"""Guesses of a draft model: a small model over a context and a pool of its own.
+
+All texts are drafted together, a token of each in a step. The draft model has the tokens of a text
+up to the last checked one; wrong guesses are taken back. A long prompt is evaluated in parts, one
+before each step of the other model. An error of the draft model ends drafts, never a request.
+Tested by tests/runtime/test_draft_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+
+from ....base.errors import LamellaError
+from ....base.log import get_logger
+from ....model.batch import Batch
+from ....model.context import Context
+from ....model.kv_prefix import PrefixTree
+from ....model.kv_sequence import KVSequence
+from ....model.outputs import Row, Rows, TopLogits
+from ....model.sampling import Sampler
+from ....model.vocab import Vocab
+from ..pace import Pace
+from ..ticket import Ticket
+from .source import NO_DRAFT, Draft
+from .translation import Translation
+
+KIND: Final = "model"
+
+log = get_logger("drafts")
+
+
+class DraftText:
+    """What the draft model knows of one text.
+
+    Attributes:
+        seq: its pages.
+        tokens: the draft model's tokens that are evaluated.
+        last: the token to evaluate next.
+        sampler: chooses as the request's sampler will. Its penalties ignore guesses.
+        n_accepted: tokens of the text that the sampler has seen.
+    """
+
+    __slots__ = ("last", "n_accepted", "sampler", "seq", "tokens")
+
+    def __init__(self, seq: KVSequence, tokens: list[int], sampler: Sampler) -> None:
+        self.seq = seq
+        self.tokens = tokens
+        self.last = 0
+        self.sampler = sampler
+        self.n_accepted = 0
+
+
+class DraftModel:
+    """A draft model. Used by the engine's thread only.
+
+    Attributes:
+        context: of the draft model.
+        is_broken: it failed, and guesses no more.
+    """
+
+    def __init__(
+        self, context: Context, vocab: Vocab, translation: Translation | None = None
+    ) -> None:
+        """
+        Args:
+            context: of the draft model, with room for as many texts as the engine's.
+            vocab: of the draft model.
+            translation: from and to the vocabulary of the texts, if that is another one.
+        """
+        self.context = context
+        self.is_broken = False
+        self._vocab = vocab
+        self._translation = translation
+        self._tree = PrefixTree(context.pool)
+        self._pace = Pace(context.n_ubatch)
+        self._texts: dict[Ticket, DraftText] = {}
+
+    def ms_of(self, n_texts: int) -> float | None:
+        """The milliseconds of one guess of each of `n_texts`; None: not known."""
+        return self._pace.ms_of(n_texts)
+
+    def draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
+        """`n` guesses for each text; fewer or none where the model is not ready or not sure."""
+        if not self.is_broken:
+            try:
+                return self._draft(tickets, n)
+            except Exception as e:
+                self.is_broken = True
+                cause = None if isinstance(e, LamellaError) else e
+                log.error("the draft model failed, and guesses no more: %s", e, exc_info=cause)
+        return [NO_DRAFT] * len(tickets)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Free the pages of a text that leaves. Later texts may share its prefix."""
+        if self._translation is not None:
+            self._translation.forget(ticket)
+        text = self._texts.pop(ticket, None)
+        if text is None:
+            return
+        if self._shares(ticket) and not self.is_broken:
+            n = _n_common(text.tokens, ticket.tokens)
+            if n:
+                text.seq.truncate(n)
+                tokens, identity = text.tokens[:n], ticket.identity
+                self._tree.insert(tokens, text.seq, ended=True, identity=identity)
+        text.seq.free()
+
+    def _draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
+        found: dict[Ticket, list[int]] = {ticket: [] for ticket in tickets}
+        going = [(t, text) for t in tickets if (text := self._caught_up(t, n)) is not None]
+        ready = [text for _, text in going]
+        for _ in range(n):
+            rows = self._step([text for _, text in going])
+            for (ticket, text), row in zip(going, rows, strict=True):
+                guess = text.last = self._guess(ticket, text, row)
+                if guess >= 0:
+                    found[ticket].append(guess)
+            going = [(ticket, text) for ticket, text in going if text.last >= 0]
+            if not going:
+                break
+        for text in ready:
+            text.seq.held = None
+        return [self._as_draft(guesses, n) for guesses in found.values()]
+
+    def _as_draft(self, guesses: list[int], n: int) -> Draft:
+        if self._translation is not None:
+            guesses = self._translation.back(guesses, n)
+        return Draft(guesses, KIND) if guesses else NO_DRAFT
+
+    # --- texts ---
+
+    def _caught_up(self, ticket: Ticket, n: int) -> DraftText | None:
+        """The text of a ticket, ready for `n` guesses. None if some of its tokens are not evaluated
+        yet, which this call continues, or if there is no room."""
+        translation = self._translation
+        tokens = ticket.tokens if translation is None else translation.tokens(ticket)
+        if not tokens or len(tokens) + n > self.context.n_ctx_seq:
+            return None
+        text = self._texts.get(ticket) or self._begin(ticket, tokens)
+        kept = _n_common(text.tokens, tokens[:-1])
+        if kept < text.seq.length:
+            text.seq.truncate(kept)
+            del text.tokens[kept:]
+        if not text.seq.can_append(len(tokens) + n - kept):
+            return None
+        end = len(tokens) - 1
+        if kept < end:
+            self._evaluate(text, tokens[kept : min(end, kept + self.context.n_ubatch)])
+        if len(text.tokens) < end:
+            return None
+        text.last = tokens[-1]
+        text.seq.held = end  # pages that the next round needs stay
+        self._follow(text.sampler, ticket, text)
+        return text
+
+    def _begin(self, ticket: Ticket, tokens: Sequence[int]) -> DraftText:
+        if self._shares(ticket):
+            seq = self._tree.find(tokens[:-1], ticket.identity)
+        else:
+            seq = self.context.pool.new_sequence()
+        text = DraftText(seq, list(tokens[: seq.length]), self._sampler(ticket))
+        self._texts[ticket] = text
+        return text
+
+    def _shares(self, ticket: Ticket) -> bool:
+        return self._translation is None and ticket.params.cache_prompt
+
+    def _sampler(self, ticket: Ticket) -> Sampler:
+        params, n = ticket.sampler.params, self._vocab.n_tokens
+        if self._translation is not None:  # ids and draws would be of other tokens
+            return Sampler(replace(params, logit_bias=(), temperature=0.0), self._vocab)
+        bias = tuple(pair for pair in params.logit_bias if pair[0] < n)
+        return Sampler(replace(params, logit_bias=bias), self._vocab)
+
+    def _follow(self, sampler: Sampler, ticket: Ticket, text: DraftText) -> None:
+        """Let a sampler draw what the request's will draw next."""
+        sampler.follow(ticket.sampler)
+        if sampler.remembers and self._translation is None:
+            for token in ticket.tokens[text.n_accepted :]:
+                sampler.accept(token)
+            text.n_accepted = len(ticket.tokens)
+
+    # --- decoding ---
+
+    def _evaluate(self, text: DraftText, tokens: Sequence[int]) -> None:
+        begin = len(text.tokens)
+        self.context.append(text.seq, len(tokens))
+        batch = Batch()
+        batch.add(list(tokens), text.seq, begin)
+        self.context.decode_rows(batch)
+        self.context.synchronize()
+        text.tokens += tokens
+
+    def _step(self, texts: Sequence[DraftText]) -> Rows:
+        """Evaluate the last token of each text. Return the logits after it."""
+        begin, n_built = perf_counter(), self.context.n_graphs_built
+        batch = Batch()
+        for text in texts:
+            if not text.seq.advance():
+                self.context.append(text.seq, 1)
+            batch.add([text.last], text.seq, len(text.tokens), 1, text.sampler.n_top)
+            text.tokens.append(text.last)
+        rows = self.context.decode_rows(batch)
+        if n_built == self.context.n_graphs_built:
+            self._pace.measured(len(texts), len(texts), 1e3 * (perf_counter() - begin))
+        return rows
+
+    def _guess(self, ticket: Ticket, text: DraftText, row: Row) -> int:
+        """The token that the text would go on with; -1 if there is none, or it is too unlikely."""
+        token = text.sampler.sample(row)
+        p_min = ticket.speculative.spec_p_min
+        if token in self._vocab.eog or (p_min > 0 and probability(row, token) < p_min):
+            return -1
+        return token
+
+
+def probability(row: Row, token: int) -> float:
+    """The model's probability of a token. Of a row with few logits, among those."""
+    ids, logits = (row.ids, row.logits) if isinstance(row, TopLogits) else (None, row)
+    weights = np.exp(logits - logits.max())
+    own = weights[token] if ids is None else weights[ids == token].sum()
+    return float(own / weights.sum())
+
+
+def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the common prefix. Most of the time, one is a prefix of the other."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

@@ -1,0 +1,236 @@
+"""A draft model guesses for others: texts stay the same, and its guesses come true."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from open_params import open_params
+from tiny_models import TINY, write_model
+
+from lamella.base.errors import BackendError, DoesNotFitError, RequestError
+from lamella.graph import GGMLType
+from lamella.model.outputs import TopLogits
+from lamella.runtime.check import check
+from lamella.runtime.engine.drafts import speculation
+from lamella.runtime.engine.drafts.model import DraftModel, probability
+from lamella.runtime.engine.drafts.translation import Translation, same_vocabulary
+from lamella.runtime.engine.drafts.widths import Wish
+from lamella.runtime.fit import plan_model
+from lamella.runtime.instance import Instance
+from lamella.runtime.open import open_instance
+from lamella.runtime.params import OpenParams, RequestParams
+from lamella.runtime.text import generate
+
+SHIPPED = Path(__file__).parents[2] / "models" / "lamella-stories-Q8_0.gguf"
+PROMPTS = [[1, *(3 + (i * 7 + k) % 250 for i in range(20 + 9 * k))] for k in range(5)]
+
+
+def widest(wishes: Sequence[Wish], n_texts: int, n_max: int, ms_of: object) -> list[int]:
+    found, room = [], n_max - n_texts
+    for wish in wishes:
+        found.append(min(wish.n, room))
+        room -= found[-1]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guess all that there is: times of tiny models say little."""
+    monkeypatch.setattr(speculation, "best_widths", widest)
+    monkeypatch.setattr(
+        speculation,
+        "best_depth",
+        lambda rates, n_texts, n_max, n_most, ms_of, ms_draft: min(n_max, 5),
+    )
+
+
+def tiny(folder: Path, name: str = "llama", seed: int = 0) -> Path:
+    path = folder / f"{name}-{seed}.gguf"
+    if not path.exists():
+        write_model(TINY[name], path, GGMLType.Q8_0, seed=seed)
+    return path
+
+
+def opened(path: Path, draft: Path | str = "", **options: Any) -> Instance:
+    given = {"devices": ("none",), "n_ctx": 640, "n_ubatch": 32, **options}
+    return open_instance(open_params("", **given).change(path=path, draft_model=str(draft)))
+
+
+def texts(instance: Instance, **options: Any) -> list[tuple[list[Any], int, int]]:
+    """The tokens with probabilities of all prompts at once, and their guesses."""
+
+    def one(i: int) -> tuple[list[Any], int, int]:
+        params = {"n_predict": 40, "ignore_eos": True, "seed": i, **options}
+        generation = generate(
+            *(instance.engine, instance.vocab, PROMPTS[i], RequestParams.make(params)), n_probs=3
+        )
+        probs = [(at.chosen, *at.top) for piece in generation for at in piece.probs]
+        timings = generation.result.timings
+        return probs, timings.draft_n, timings.draft_n_accepted
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(one, range(len(PROMPTS))))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_its_own_guesses_come_true(tmp_path: Path, name: str, temperature: float) -> None:
+    """A model that guesses for itself is right, at any temperature: it draws the same numbers."""
+    path = tiny(tmp_path, name)
+    options = {"temperature": temperature, "spec_type": "draft-simple"}
+    with opened(path) as instance:
+        expected = texts(instance, temperature=temperature)
+    with opened(path, path) as instance:
+        for _ in range(2):  # then prefixes are shared
+            found = texts(instance, **options)
+            assert [probs for probs, *_ in found] == [probs for probs, *_ in expected]
+            n, n_right = sum(n for _, n, _ in found), sum(n for *_, n in found)
+            assert n > 100 and n_right > 0.97 * n
+        assert instance.engine.draft_model is not None
+        pool = instance.engine.draft_model.context.pool
+        assert pool.n_free == pool.n_pages  # texts that ended have none
+
+
+def test_wrong_guesses_change_nothing(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    with opened(path) as instance:
+        expected = texts(instance, temperature=0.9)
+    with opened(path, tiny(tmp_path, seed=1)) as instance:
+        found = texts(instance, temperature=0.9, repeat_penalty=1.2, spec_type="draft-simple")
+        other = texts(instance, temperature=0.9, spec_type="draft-simple")
+    assert [probs for probs, *_ in other] == [probs for probs, *_ in expected]
+    assert sum(n for _, n, _ in found) > 100
+
+
+def test_devices_of_its_own(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    options: dict[str, Any] = {
+        "devices": ("sim",),
+        "n_gpu_layers": 1,
+        "op_offload": False,
+        "draft_devices": ("none",),
+    }
+    with opened(path, **options) as instance:
+        expected = texts(instance, temperature=0.0)
+    with opened(path, path, **options) as instance:
+        found = texts(instance, temperature=0.0)
+        assert instance.engine.draft_model is not None
+        devices = instance.engine.draft_model.context.model.devices
+        assert [device.name for device in devices] == ["CPU"]
+        assert {d.name for d in instance.context.model.devices} == {"SIM0", "CPU"}
+    assert [probs for probs, *_ in found] == [probs for probs, *_ in expected]
+    assert sum(n for _, n, _ in found) > 50
+
+
+def test_another_vocabulary_is_translated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prompt = "Once upon a time, there was a little girl named"
+    draft = SHIPPED.parent.parent / ".." / "shared" / "models" / "stories260K-Q8_0.gguf"
+    if not draft.exists():
+        pytest.skip("the other model is not there")
+
+    def text(instance: Instance) -> tuple[str, int]:
+        params = RequestParams.make({"n_predict": 60, "temperature": 0})
+        tokens = instance.vocab.tokenize(prompt)
+        generation = generate(instance.engine, instance.vocab, tokens, params)
+        return "".join(piece.text for piece in generation), generation.result.timings.draft_n
+
+    options: dict[str, Any] = {"n_ctx": 512, "n_ubatch": 512}
+    with opened(SHIPPED, **options) as instance:
+        expected, _ = text(instance)
+    caplog.set_level(logging.WARNING, "lamella")
+    with opened(SHIPPED, draft, **options) as instance:
+        assert "has another vocabulary" in caplog.text
+        found, n = text(instance)
+        vocab = instance.vocab
+    assert found == expected
+    assert n > 0
+    assert same_vocabulary(vocab, vocab)
+    there = Translation(vocab, vocab, {vocab.piece(i): i for i in range(3, vocab.n_tokens)})
+    some = vocab.tokenize(prompt, add_special=False)
+    assert there.back(some, 99)[:3] == some[:3]
+
+
+def test_a_broken_draft_model_fails_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny(tmp_path)
+    with opened(path) as instance:
+        expected = texts(instance, temperature=0.0)
+    with opened(path, path) as instance:
+        model = instance.engine.draft_model
+        assert model is not None
+
+        def broken(batch: object) -> Any:
+            raise BackendError("the device is gone")
+
+        monkeypatch.setattr(model.context, "decode_rows", broken)
+        assert texts(instance, temperature=0.0, spec_type="draft-simple") == [
+            (probs, 0, 0) for probs, *_ in expected
+        ]
+        assert model.is_broken
+    assert caplog.text.count("the draft model failed, and guesses no more: the device is gone") == 1
+
+
+def test_a_long_prompt_is_evaluated_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny(tmp_path)
+    sizes: list[int] = []
+    original = DraftModel._evaluate
+
+    def evaluate(self: DraftModel, text: Any, tokens: Sequence[int]) -> None:
+        sizes.append(len(tokens))
+        original(self, text, tokens)
+
+    monkeypatch.setattr(DraftModel, "_evaluate", evaluate)
+    with opened(path, path) as instance:
+        params = RequestParams.make({"n_predict": 30, "temperature": 0, "ignore_eos": True})
+        generation = generate(instance.engine, instance.vocab, [1, *range(3, 103)], params)
+        for _ in generation:
+            pass
+        assert generation.result.timings.draft_n > 0
+    assert sizes[:3] == [32, 32, 32]
+    assert max(sizes) == 32
+
+
+def test_options() -> None:
+    params = OpenParams.make({"path": str(SHIPPED), "draft_model": str(SHIPPED), "n_ctx": 256})
+    plan = plan_model(params)
+    assert plan.draft is not None
+    assert (plan.draft.n_ctx, plan.draft.n_seq_max) == (plan.n_ctx, plan.n_seq_max)
+    host = plan.devices[-1]
+    assert plan.draft.devices[-1].free <= host.free - host.needed + (64 << 20)
+
+
+def test_a_draft_model_that_does_not_fit() -> None:
+    options = {"path": str(SHIPPED), "n_ctx": 256, "devices": ("sim:12MiB",), "fit": False}
+    fits = plan_model(OpenParams.make({**options, "n_gpu_layers": -1}))
+    check(fits)
+    plan = plan_model(
+        OpenParams.make(
+            {**options, "n_gpu_layers": -1, "draft_model": str(SHIPPED), "draft_gpu_layers": -1}
+        )
+    )
+    with pytest.raises(DoesNotFitError):
+        check(plan)
+
+
+def test_a_request_needs_a_draft_model(tmp_path: Path) -> None:
+    with (
+        opened(tiny(tmp_path)) as instance,
+        pytest.raises(RequestError, match="needs a draft model"),
+    ):
+        texts(instance, spec_type="draft-simple")
+
+
+def test_probabilities() -> None:
+    row = np.log(np.array([0.1, 0.2, 0.7], np.float32))
+    assert probability(row, 1) == pytest.approx(0.2)
+    top = TopLogits(np.array([2, 1], np.int32), row[[2, 1]])
+    assert probability(top, 2) == pytest.approx(0.7 / 0.9)
