@@ -17,7 +17,7 @@ from .mla import MLA
 
 
 class DeepSeek2(MLA):
-    """arXiv 2405.04434, arXiv 2412.19437
+    """arXiv 2405.04434, 2412.19437
 
     With YaRN, files have a factor of the scores in place of one of the rotated elements.
     """
@@ -41,8 +41,12 @@ class DeepSeek2(MLA):
             self.hp = self.hp.with_layers(lambda _, layer: replace(layer, rope=unscaled))
 
     def _read_experts(self, keys: Keys) -> Experts:
-        """V2 has softmax, and rates a group by its best expert; V3 has a sigmoid."""
-        experts = read_experts(keys, self.hp)
+        """V2 has softmax, and rates a group by its best expert. V3 has a sigmoid and a bias.
+
+        Some files of GLM-4.7-Flash have the bias, but not the key of the function.
+        """
+        has_bias = any(".exp_probs_b" in name for name in keys.file.tensors)
+        experts = read_experts(keys, self.hp, Gating.SIGMOID if has_bias else Gating.SOFTMAX)
         if experts.router.gating is not Gating.SOFTMAX:
             return experts
         return replace(experts, router=replace(experts.router, n_group_best=1))

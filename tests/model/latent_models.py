@@ -88,10 +88,12 @@ def write_latent(
     type: GGMLType = GGMLType.F32,
     *,
     keys: Mapping[str, object] | None = None,
+    replace: Weights | None = None,
 ) -> Weights:
-    """Write a model, and return its weights. `keys` are metadata in place of the right ones."""
+    """Write a model, and return its weights. `keys` and `replace` are metadata and tensors in place
+    of, or in addition to, the right ones."""
     latent = latent or Latent()
-    extra = _weights(latent)
+    extra = _weights(latent) | dict(replace or {})
     experts = [f"ffn_{kind}_exps" for kind in ("gate", "up", "down")]
     absent = [f"blk.{il}.attn_{kind}.weight" for il in range(TINY.n_layer) for kind in "kv"]
     absent += [f"blk.0.{name}.weight" for name in ("ffn_gate_inp", *experts)]

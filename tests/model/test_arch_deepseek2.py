@@ -18,6 +18,8 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch import open_architecture
+from lamella.model.arch.deepseek2 import DeepSeek2
+from lamella.model.arch.experts import Gating
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
@@ -76,6 +78,21 @@ def test_sizes_that_do_not_fit(keys: dict[str, object], named: str, tmp_path: Pa
     with pytest.raises(ModelFileError) as error:
         load_model(tmp_path / "m.gguf", Placement(cpu=SimDevice("CPU", DeviceType.CPU))).free()
     assert named in str(error.value)
+
+
+def test_a_bias_of_the_choice_means_a_sigmoid(tmp_path: Path) -> None:
+    """Unless the file has the key of the function."""
+    bias = {"blk.1.exp_probs_b.bias": np.zeros(TINY.n_expert, np.float32)}
+    for extra, keys, gating in (
+        ({}, {}, Gating.SOFTMAX),
+        (bias, {}, Gating.SIGMOID),
+        (bias, {"expert_gating_func": 1}, Gating.SOFTMAX),
+    ):
+        write_latent(tmp_path / "m.gguf", keys=keys, replace=extra)
+        with open_gguf(tmp_path / "m.gguf") as file:
+            arch = open_architecture(file)
+        assert isinstance(arch, DeepSeek2)
+        assert arch.experts.router.gating is gating
 
 
 def test_a_leftover_matrix_is_ignored(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def prepared_columns(
     """
     small, n_each = x.n_elements < SMALL, max(1, x.n_rows // n_matrices)
     stride = (n_each + (0 if alone else n_missing(form))) * column_bytes(form, x.ne[0])
-    params = (alone, n_each, stride)
+    params: tuple[int, ...] = (alone, n_each, stride)
     if form.in_pairs(x.ne[0]):
         made = CpuCall(tile_pairs, params, small, work=2 * LANES * WIDTHS[0])
     elif form.kind is None:
