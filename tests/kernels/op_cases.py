@@ -584,6 +584,12 @@ def attention_cases() -> Iterator[OpCase]:
             axis=2,
             limit=1e-10,
         )
+    yield OpCase(
+        "flash_attn_ext latent 576",
+        lambda t: _latent_attention(t, 8, 512, 64, F16),
+        axis=2,
+        limit=1e-10,
+    )
     for n in (1, 64):
         yield OpCase(
             f"flash_attn_ext latent 4096x{n}",
