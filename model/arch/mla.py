@@ -85,8 +85,8 @@ class ExpandedMLA(Decoder):
 class MLA(ExpandedMLA):
     """The absorbed form, if the file has the matrices of each head; otherwise, the expanded one.
 
-    Attention has one head of keys: latent rows, with the rotated keys behind them. Its values are
-    these rows.
+    Attention has one head of keys: the latent rows, each followed by its rotated keys. Its values
+    are the latent rows.
 
     Attributes:
         head_dim: elements of a head's queries.

@@ -222,8 +222,9 @@ def _attend_rows(p, queries, n_queries, begin, skip, n, head, runs, n_ahead, nex
 @inlined
 def _is_latent(p):
     """True if values are the first elements of the keys, of one head: they are loaded once."""
-    same = data(p, 2) == data(p, 3) and nb(p, 2, 1) == nb(p, 3, 1)
-    return same and ne(p, 2, 0) == ne(p, 1, 0) and int_param(p, LOAD_K) == int_param(p, LOAD_K + 1)
+    if data(p, 2) != data(p, 3) or nb(p, 2, 1) != nb(p, 3, 1) or ne(p, 3, 0) > ne(p, 2, 0):
+        return False
+    return ne(p, 2, 0) == ne(p, 1, 0) and int_param(p, LOAD_K) == int_param(p, LOAD_K + 1)
 
 
 @merged
