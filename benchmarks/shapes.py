@@ -20,7 +20,11 @@ PHI3_ORIGINAL_CTX: Final = 4096  # tokens; up to here, phi3 divides its angles b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a model. With experts, `n_ff` is the size of one. `n_swa` is the window."""
+    """Sizes of a model. With experts, `n_ff` is the size of one. `n_swa` is the window.
+
+    With latent attention, `kv_lora_rank` is the size of a row without its `n_rot` rotated elements,
+    `n_embd_head` the size of a query. The first layer has no experts, but a width of `n_ff_dense`.
+    """
 
     arch: str = "llama"
     n_embd: int
@@ -34,6 +38,10 @@ class Shape:
     n_swa: int = 0
     n_expert: int = 0
     n_expert_used: int = 0
+    n_expert_shared: int = 0  # that all tokens use
+    n_ff_dense: int = 0
+    kv_lora_rank: int = 0
+    n_rot: int = 0
     tied: bool = False  # True: the output weights are the embeddings
     pooling: gguf.PoolingType = gguf.PoolingType.NONE  # of an embedding model
 
@@ -120,6 +128,23 @@ SHAPES: Final = {
     # gpt-oss-20b with 4 layers of 24; the llama (a Mixtral) of its sizes
     "gpt-oss-3b": _GPT_OSS,
     "moe-3b": replace(_GPT_OSS, arch="llama", n_swa=0),
+    # DeepSeek-V2-Lite with 8 layers of 27, and 16 experts of 64
+    "deepseek2-1b": Shape(
+        arch="deepseek2",
+        n_embd=2048,
+        n_ff=1408,
+        n_ff_dense=10944,
+        n_layer=8,
+        n_ctx=32768,
+        n_head=16,
+        n_head_kv=1,
+        n_embd_head=192,
+        kv_lora_rank=512,
+        n_rot=64,
+        n_expert=16,
+        n_expert_used=6,
+        n_expert_shared=2,
+    ),
     "bge-small": replace(_BERT, n_embd=384, n_ff=1536),
     "bge-base": _BERT,
     "bge-large": replace(_BERT, n_embd=1024, n_ff=4096, n_layer=24, n_head=16, n_head_kv=16),
@@ -166,7 +191,8 @@ def tensors(shape: Shape) -> Iterator[Named]:
         for factors in ("long", "short"):
             yield f"rope_factors_{factors}.weight", (shape.head_dim // 2,)
     for il in range(shape.n_layer):
-        for name, ne in (*_attention(shape), *_feed_forward(shape)):
+        attention = _latent_attention if shape.kv_lora_rank else _attention
+        for name, ne in (*attention(shape), *_feed_forward(shape, il)):
             yield f"blk.{il}.{name}", ne
     yield "output_norm.weight", (shape.n_embd,)
     if not shape.tied:
@@ -221,14 +247,27 @@ def _attention(shape: Shape) -> Iterator[Named]:
         yield "attn_sinks.weight", (shape.n_head,)
 
 
-def _feed_forward(shape: Shape) -> Iterator[Named]:
-    n_embd, n_ff = shape.n_embd, shape.n_ff
+def _latent_attention(shape: Shape) -> Iterator[Named]:
+    n_embd, n_head, rank, n_rot = shape.n_embd, shape.n_head, shape.kv_lora_rank, shape.n_rot
+    n_nope = shape.head_dim - n_rot  # the size of a head's result, too
+    yield "attn_norm.weight", (n_embd,)
+    yield "attn_q.weight", (n_embd, shape.head_dim * n_head)
+    yield "attn_kv_a_mqa.weight", (n_embd, rank + n_rot)
+    yield "attn_kv_a_norm.weight", (rank,)
+    yield "attn_k_b.weight", (n_nope, rank, n_head)
+    yield "attn_v_b.weight", (rank, n_nope, n_head)
+    yield "attn_output.weight", (n_nope * n_head, n_embd)
+
+
+def _feed_forward(shape: Shape, il: int) -> Iterator[Named]:
+    is_dense = shape.n_ff_dense > 0 and il == 0
+    n_embd, n_ff = shape.n_embd, shape.n_ff_dense if is_dense else shape.n_ff
     norm = "post_attention_norm" if shape.arch == "gpt-oss" else "ffn_norm"
     yield f"{norm}.weight", (n_embd,)
     matrices = {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
     if shape.arch == "phi3":
         matrices = {"ffn_up": (n_embd, 2 * n_ff), "ffn_down": (n_ff, n_embd)}
-    if not shape.n_expert:
+    if not shape.n_expert or is_dense:
         yield from ((f"{name}.weight", ne) for name, ne in matrices.items())
     else:
         yield from _experts(shape, matrices)
@@ -245,6 +284,11 @@ def _experts(shape: Shape, matrices: dict[str, tuple[int, int]]) -> Iterator[Nam
         yield f"{name}_exps.weight", (n_in, n_out, n_expert)
         if biased:
             yield f"{name}_exps.bias", (n_out, n_expert)
+    if shape.n_expert_shared:
+        n_shared = shape.n_expert_shared * shape.n_ff
+        for name, (n_in, n_out) in matrices.items():
+            ne = (n_shared, n_out) if name == "ffn_down" else (n_in, n_shared)
+            yield f"{name}_shexp.weight", ne
 
 
 # --- metadata ---
@@ -255,10 +299,12 @@ def write_sizes(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_feed_forward_length(shape.n_ff_dense or shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
-    if shape.n_embd_head:
+    if shape.kv_lora_rank:
+        _write_latent(writer, shape)
+    elif shape.n_embd_head:
         writer.add_key_length(shape.n_embd_head)
         writer.add_value_length(shape.n_embd_head)
     if shape.n_expert:
@@ -276,8 +322,20 @@ def write_sizes(writer: gguf.GGUFWriter, shape: Shape) -> None:
     else:
         writer.add_layer_norm_rms_eps(1e-5)
     if shape.arch != "bert":
-        writer.add_rope_dimension_count(shape.head_dim)
+        writer.add_rope_dimension_count(shape.n_rot or shape.head_dim)
         _write_keys(writer, shape)
+
+
+def _write_latent(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """Write the keys of latent attention and of its experts."""
+    writer.add_kv_lora_rank(shape.kv_lora_rank)
+    writer.add_key_length(shape.kv_lora_rank + shape.n_rot)
+    writer.add_value_length(shape.kv_lora_rank)
+    writer.add_key_length_mla(shape.head_dim)
+    writer.add_value_length_mla(shape.head_dim - shape.n_rot)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_feed_forward_length(shape.n_ff)
+    writer.add_expert_shared_count(shape.n_expert_shared)
 
 
 def _write_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:

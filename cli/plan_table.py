@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..alloc.buffer import UNLIMITED
 from ..base.units import size_text
+from ..model.layer_memory import Kind
 from ..model.pipeline import ONE_DEVICE
 from ..model.pooling import Pooling
 from ..runtime.displaced import summary
@@ -191,12 +192,12 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
 
 
 def _groups(plan: ModelPlan) -> Iterator[str]:
-    """The keys and values in total, and those of each group of layers if there are several."""
+    """The keys and values in total, and those of each group of layers, unless all are full."""
     if plan.pooling is not None:  # they live for a step only: they are part of `compute`
         return
     pool = sum(memory.kv for device in plan.devices for memory in device.memory)
     yield f"{size_text(plan.n_bytes_kv)} per token, {size_text(pool)} in total"
-    if len(plan.groups) == 1 and not plan.groups[0].is_fixed:
+    if [group.name for group in plan.groups] == [Kind.FULL.value]:
         return
     yield from map(group_text, plan.groups)
 

@@ -80,6 +80,8 @@ def _read_bytes(node: Tensor, i: int, used: KnownUse) -> int:
         case Op.MUL_MAT_ID, 0:
             most = min(src.ne[2], node.src[2].n_elements)
             return data_bytes(src) // src.ne[2] * (most if used.experts is None else used.experts)
+        case Op.FLASH_ATTN_EXT, 2 if src.root is node.src[1].root:
+            return 0  # part of the keys
         case Op.FLASH_ATTN_EXT, (1 | 2):
             return src.type.row_size(src.ne[0]) * _cells(node, used)
         case Op.FLASH_ATTN_EXT, 3:

@@ -19,7 +19,7 @@ from ..graph.tensor import Tensor
 from .arch import GraphInputs, KVLayer
 from .graphs import StepGraph, in_place
 from .kv_pages import PAGE_SIZE
-from .layer_memory import Kind, groups_of
+from .layer_memory import groups_of
 from .loader import LoadedModel
 from .pooling import Pooling
 
@@ -121,14 +121,14 @@ def step_kv(model: LoadedModel, n_cells: int) -> list[KVLayer | None]:
     tensors = dict[Hashable, KVLayer]()
     found = list[KVLayer | None]()
     for il, layer in enumerate(memory):
-        if layer.kind not in (Kind.FULL, Kind.WINDOW):
+        if not layer.kind.is_paged:
             found.append(None)
             continue
         sizes = (layer.n_embd_k, layer.n_embd_v)
         key = il if il in owners else (model.layers[il], sizes)
         if key not in tensors:
-            k, v = (Tensor(GGMLType.F32, (n, n_cells)) for n in sizes)
-            tensors[key] = KVLayer(k.named(f"step_k_l{il}"), v.named(f"step_v_l{il}"))
+            made = KVLayer.new(layer, n_cells, GGMLType.F32, GGMLType.F32)
+            tensors[key] = made.named(f"step_{{}}_l{il}")
         found.append(tensors[key])
     return found
 

@@ -56,6 +56,7 @@ class Layer:
         rope: its rotary embedding; None: it has none.
         window: the window of positions that its tokens see; None: they see all earlier ones.
         kv_layer: the layer whose keys and values it uses; None: its own.
+        latent: values are the first elements of keys, and are not stored.
     """
 
     n_head: int
@@ -66,6 +67,7 @@ class Layer:
     rope: Rope | None
     window: Window | None = None
     kv_layer: int | None = None
+    latent: bool = False
 
     @property
     def n_embd_k(self) -> int:
@@ -86,6 +88,8 @@ class Layer:
             )
         if not self.n_head_kv:
             return LayerMemory(Kind.NONE)
+        if self.latent:
+            return LayerMemory(Kind.LATENT, self.n_embd_k, self.n_embd_v)
         kind = Kind.FULL if self.window is None else Kind.WINDOW
         return LayerMemory(kind, self.n_embd_k, self.n_embd_v, self.window)
 

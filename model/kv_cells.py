@@ -42,7 +42,7 @@ def part_sizes(groups: Sequence[MemoryGroup], pool: KVPool, length: int) -> list
     for group in groups:
         n = length - pool.first_page(group.pool, length) * pool.page_size
         for _, layer in sorted(group.layers.items()):
-            sizes += [n * layer.k.nb[1], n * layer.v.nb[1]]
+            sizes += [n * tensor.nb[1] for tensor in layer.tensors]
     return sizes
 
 
@@ -56,4 +56,4 @@ def _parts(
         runs = np.split(cells, np.flatnonzero(np.diff(cells) != 1) + 1)
         ranges = [(int(run[0]), len(run)) for run in runs]
         for _, layer in sorted(group.layers.items()):
-            yield from ((layer.k, ranges), (layer.v, ranges))
+            yield from ((tensor, ranges) for tensor in layer.tensors)

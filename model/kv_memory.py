@@ -16,11 +16,12 @@ from ..alloc.buffer import Buffer, Bytes, Usage, tensor_get, tensor_read, tensor
 from ..alloc.tallocr import alloc_tensors
 from ..base.errors import RequestError
 from ..graph.tensor import Tensor
+from ..graph.types import GGMLType
 from ..sched.backend import Device
 from .arch import KVLayer
 from .kv_pages import PagePool
 from .kv_sequence import CellCopy, KVPool
-from .layer_memory import LayerMemory, groups_of
+from .layer_memory import Kind, LayerMemory, groups_of
 from .loader import LoadedModel
 from .params import ContextParams
 from .strict import clear_pool
@@ -31,9 +32,9 @@ class MemoryGroup:
     """The layers that share a pool, and their keys and values.
 
     Attributes:
-        name: "full", or the window: "window 512".
+        name: "full", "latent", or the window: "window 512".
         pool: the pages of the group.
-        layers: K [n_embd_k, n_cells] and V [n_embd_v, n_cells] of each layer, by its index.
+        layers: the keys and values of each layer, by its index.
     """
 
     name: str
@@ -43,7 +44,7 @@ class MemoryGroup:
     @property
     def cell_bytes(self) -> int:
         """Bytes of one token in all layers."""
-        return sum(layer.k.nb[1] + layer.v.nb[1] for layer in self.layers.values())
+        return sum(layer.cell_bytes for layer in self.layers.values())
 
     @property
     def n_bytes(self) -> int:
@@ -101,7 +102,7 @@ class KVMemory:
         homes = dict[Device, list[Tensor]]()
         owned = {il: layer for group in self.groups for il, layer in group.layers.items()}
         for il, layer in sorted(owned.items()):
-            homes.setdefault(self._model.kv_home(il), []).extend((layer.k, layer.v))
+            homes.setdefault(self._model.kv_home(il), []).extend(layer.tensors)
         for device, tensors in homes.items():
             memory = self._model.memory
             self.buffers += alloc_tensors(tensors, device.buffer_type, Usage.ANY, memory)
@@ -111,7 +112,7 @@ class KVMemory:
         """Copy cells of all layers of a group. No computation that writes them may be in flight."""
         for copy in copies:
             for layer in self.groups[copy.group].layers.values():
-                for t in (layer.k, layer.v):
+                for t in layer.tensors:
                     size = t.nb[1]
                     cells = tensor_get(t, copy.src_cell * size, copy.n * size)
                     tensor_set(t, cells, copy.dst_cell * size)
@@ -145,7 +146,7 @@ class KVMemory:
         owner = self.groups[group]
         n_cells = owner.pool.page_size
         for layer in owner.layers.values():
-            for tensor in (layer.k, layer.v):
+            for tensor in layer.tensors:
                 size = n_cells * tensor.nb[1]
                 yield tensor, page * size, size
 
@@ -158,7 +159,7 @@ class KVMemory:
             if layer is not None:
                 n_swa = None if memory.window is None else memory.window.n_swa
                 device = self._model.kv_home(il if memory.layer is None else memory.layer)
-                yield device, KVRead(layer.k.nb[1] + layer.v.nb[1], n_swa)
+                yield device, KVRead(layer.cell_bytes, n_swa)
 
     def free(self) -> None:
         """Free all buffers. May be called again."""
@@ -167,16 +168,24 @@ class KVMemory:
 
 
 def _layer(il: int, memory: LayerMemory, params: ContextParams, pool: PagePool) -> KVLayer:
-    n_cells = pool.n_cells_total
-    return KVLayer(
-        Tensor(params.type_k, (memory.n_embd_k, n_cells), name=f"cache_k_l{il}"),
-        Tensor(params.type_v, (memory.n_embd_v, n_cells), name=f"cache_v_l{il}"),
-    )
+    layer = KVLayer.new(memory, pool.n_cells_total, params.type_k, params.type_v)
+    return layer.named(f"cache_{{}}_l{il}")
 
 
 def _check_types(memory: Sequence[LayerMemory], params: ContextParams) -> None:
-    """Raise RequestError if a type's block size does not divide a token's keys or values."""
-    all_k, all_v = [m.n_embd_k for m in memory], [m.n_embd_v for m in memory]
+    """Raise RequestError if a type's block size does not divide a token's keys or values.
+
+    Values of latent layers have the type of their keys.
+    """
+    latent = [m for m in memory if m.kind is Kind.LATENT]
+    others = [m for m in memory if m.kind is not Kind.LATENT]
+    if latent and not others and params.type_v not in (params.type_k, GGMLType.F16):
+        raise RequestError(
+            f"type_v is {params.type_v.name}: values of this model are part of its keys, so it "
+            f"must be F16 (the default) or that of type_k, {params.type_k.name}"
+        )
+    all_k = [m.n_embd_k for m in memory] + [m.n_embd_v for m in latent]
+    all_v = [m.n_embd_v for m in others]
     for name, type, sizes in (("type_k", params.type_k, all_k), ("type_v", params.type_v, all_v)):
         wrong = next((n for n in sizes if n % type.block_size), None)
         if wrong is not None:

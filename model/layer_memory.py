@@ -19,12 +19,18 @@ I32Array = npt.NDArray[np.int32]
 
 
 class Kind(Enum):
-    """The kind of a layer's memory. Latent rows and states are coming: docs/architecture.md."""
+    """The kind of a layer's memory. States are coming: docs/architecture.md."""
 
     FULL = "full"  # keys and values of all positions
     WINDOW = "window"  # keys and values of the positions in the window
+    LATENT = "latent"  # a row of all positions: their keys, whose first elements are the values
     SHARED = "shared"  # those of another layer
     NONE = "none"  # the layer has no attention
+
+    @property
+    def is_paged(self) -> bool:
+        """True if the layer has pages of its own."""
+        return self in (Kind.FULL, Kind.WINDOW, Kind.LATENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class LayerMemory:
 
     Attributes:
         n_embd_k: elements of one token's keys.
-        n_embd_v: elements of one token's values.
+        n_embd_v: elements of one token's values; a LATENT layer does not store them.
         window: the positions that a token sees; None: all up to its own.
         layer: the layer whose memory a SHARED layer uses. Its sizes and window are equal.
     """
@@ -100,7 +106,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Return "full", or the window: "window 512"."""
+        """Return "full", "latent", or the window: "window 512"."""
         return str(self.window or self.kind.value)
 
 
@@ -108,7 +114,7 @@ def groups_of(memory: Sequence[LayerMemory]) -> tuple[Group, ...]:
     """Return the groups of layers that own memory, in the order of their first layers."""
     found = dict[tuple[Kind, Window | None], list[int]]()
     for il, layer in enumerate(memory):
-        if layer.kind in (Kind.FULL, Kind.WINDOW):
+        if layer.kind.is_paged:
             found.setdefault((layer.kind, layer.window), []).append(il)
     return tuple(Group(kind, window, tuple(layers)) for (kind, window), layers in found.items())
 

@@ -126,7 +126,7 @@ class GroupPlan:
     """The keys and values of a group of layers.
 
     Attributes:
-        name: "full", or the window: "window 512".
+        name: "full", "latent", or the window: "window 512".
         layers: those with keys and values of their own, in order.
         n_shared: layers that use those of another layer.
         n_ctx: tokens that its pool has room for.
@@ -386,7 +386,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
 def _bytes_kv(measured: MeasuredModel, device: Device, *, has_window: bool) -> int:
     """Bytes of keys and values for each token on a device, in pools with or without a window."""
     return sum(
-        layer.k.nb[1] + layer.v.nb[1]
+        layer.cell_bytes
         for group in measured.context.groups
         for il, layer in group.layers.items()
         if (group.pool.window is not None) is has_window and measured.model.kv_home(il) is device

@@ -133,7 +133,8 @@ def flash_attn_ext(
     Args:
         q: F32 [head_dim, n_head, n_tokens].
         k: [head_dim * n_head_kv, n_cells], one of KV_TYPES.
-        v: [head_dim_v * n_head_kv, n_cells], likewise.
+        v: [head_dim_v * n_head_kv, n_cells], likewise. With one head of keys, it may be a view of
+            their first elements (arXiv 2405.04434).
         pages: I32 [n_pages, n_seqs], the page table: numbers of pages in the pool.
         seq: I32 [n_tokens].
         pos: I32 [n_tokens], for ALiBi only.

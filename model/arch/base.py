@@ -48,6 +48,14 @@ class Temperature:
         return factors
 
 
+def read_temperature(keys: Keys, hp: HParams) -> Temperature | None:
+    """Return the factor of queries that a file has, as those of Mistral 3."""
+    scale = keys.number("attention.temperature_scale", 0.0)
+    if not scale:
+        return None
+    return Temperature(scale, keys.count("rope.scaling.original_context_length", hp.n_ctx_train))
+
+
 class Architecture(ABC):
     """An architecture with the hyperparameters of one model.
 
@@ -186,10 +194,7 @@ class Architecture(ABC):
         """
         declared, memory = DeclaredWeights(), self.hp.memory
         inputs = GraphInputs.new(2, 1, 1, 1, memory)
-        kv = [
-            KVLayer(*(Tensor(GGMLType.F32, (n, PAGE_SIZE)) for n in (m.n_embd_k, m.n_embd_v)))
-            for m in memory
-        ]
+        kv = [KVLayer.new(m, PAGE_SIZE, GGMLType.F32, GGMLType.F32) for m in memory]
         g = GraphBuild(self.hp, declared, inputs, kv, PAGE_SIZE, 1, self.norm)
         try:
             self.forward(g)

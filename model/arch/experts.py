@@ -43,7 +43,9 @@ class Router:
         logit_bias: the presence of a bias of the router's matrix.
         softcap: logits become softcap * tanh(logits / softcap); 0: they do not.
         n_group, n_group_used: the experts are divided into groups. Those of the best groups are
-            chosen from; a group's score is the sum of its two best experts (arXiv 2412.19437).
+            chosen from.
+        n_group_best: a group's score is the sum of this many of its best experts: 2 (arXiv
+            2412.19437) or 1 (arXiv 2405.04434).
     """
 
     gating: Gating = Gating.SOFTMAX
@@ -54,6 +56,7 @@ class Router:
     softcap: float = 0.0
     n_group: int = 1
     n_group_used: int = 1
+    n_group_best: int = 2
 
     def route(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts for x [n_embd, n_tokens].
@@ -275,9 +278,10 @@ def _of_best_groups(probs: Tensor, router: Router) -> Tensor:
     n_expert, n_tokens = probs.ne[:2]
     n_group, n_each = router.n_group, n_expert // router.n_group
     groups = ops.reshape(probs, (n_each, n_group, n_tokens))
-    best = ops.cont(ops.argsort_top_k(groups, 2))  # [2, n_group, n_tokens]
+    n_best = router.n_group_best
+    best = ops.cont(ops.argsort_top_k(groups, n_best))  # [n_best, n_group, n_tokens]
     single = ops.reshape(probs, (1, n_each, n_group, n_tokens))
-    scores = ops.sum_rows(ops.reshape(ops.get_rows(single, best), (2, n_group, n_tokens)))
+    scores = ops.sum_rows(ops.reshape(ops.get_rows(single, best), (n_best, n_group, n_tokens)))
     chosen = ops.argsort_top_k(ops.reshape(scores, (n_group, n_tokens)), router.n_group_used)
     of_chosen = ops.get_rows(groups, chosen)  # [n_each, n_group_used, n_tokens]
     masked = ops.set_rows(ops.fill(groups, -math.inf), of_chosen, ops.cont(chosen))

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from ...graph import GGMLType, Op, Tensor, ops
-from ..layer_memory import LayerMemory, group_indices, groups_of
+from ..layer_memory import Kind, LayerMemory, group_indices, groups_of
 
 ALIGNED: Final = 16  # elements, so that every input begins at a cache line
 
@@ -113,4 +113,29 @@ class KVLayer:
     """One layer's keys and values, in the pool of its group."""
 
     k: Tensor  # [n_embd_k, n_cells]
-    v: Tensor  # [n_embd_v, n_cells]
+    v: Tensor | None  # [n_embd_v, n_cells]; None: values are the first elements of keys
+
+    @classmethod
+    def new(cls, memory: LayerMemory, n_cells: int, type_k: GGMLType, type_v: GGMLType) -> KVLayer:
+        """Return unallocated keys and values of a layer."""
+        k = Tensor(type_k, (memory.n_embd_k, n_cells))
+        if memory.kind is Kind.LATENT:
+            return cls(k, None)
+        return cls(k, Tensor(type_v, (memory.n_embd_v, n_cells)))
+
+    def named(self, name: str) -> KVLayer:
+        """Name the tensors; `name` has "{}" where "k" or "v" is."""
+        self.k.named(name.format("k"))
+        if self.v is not None:
+            self.v.named(name.format("v"))
+        return self
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that have memory: keys, then values."""
+        return (self.k,) if self.v is None else (self.k, self.v)
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one token."""
+        return sum(t.nb[1] for t in self.tensors)

@@ -217,7 +217,8 @@ class LayerBuild:
             q: [head_dim_k, n_head, n_tokens].
             k: [head_dim_k, n_head_kv, n_tokens], or [n_embd_k, n_tokens]. None: the keys and
                 values of layer `shape.kv_layer` are used.
-            v: [n_embd_v, n_tokens], or [head_dim_v, n_head_kv, n_tokens].
+            v: [n_embd_v, n_tokens], or [head_dim_v, n_head_kv, n_tokens]. None beside keys: they
+                are the first elements of keys.
             scale: factor of the scores; None: 1 / sqrt(head_dim_k).
             max_bias, softcap, sinks: see `ops.flash_attn_ext`.
 
@@ -225,14 +226,15 @@ class LayerBuild:
             [head_dim_v * n_head, n_tokens].
         """
         g, shape = self.g, self.shape
-        if k is not None and v is not None:
+        if k is not None:
             g.written[self.il] = self._write(k, v)
         kv = g.written[self.il if shape.kv_layer is None else shape.kv_layer]
+        values = kv.v or ops.view(kv.k, (shape.n_embd_v, kv.k.ne[1]), kv.k.nb[:2])
         inputs, group = g.inputs, g.inputs.group(self.il)
         x = ops.flash_attn_ext(
             q,
             kv.k,
-            kv.v,
+            values,
             group.pages,
             inputs.seq,
             inputs.pos,
@@ -248,17 +250,21 @@ class LayerBuild:
         x = self.named(x, "fattn")
         return self.named(ops.reshape(x, (x.ne[0] * x.ne[1], x.ne[2])), "kqv_out")
 
-    def _write(self, k: Tensor, v: Tensor) -> KVLayer:
+    def _write(self, k: Tensor, v: Tensor | None) -> KVLayer:
         """Return the pool's keys and values after this step's are written.
 
         Attention reads these results, not the pool, so that it comes after the writes.
         """
         pool, cells = self.g.kv[self.il], self.g.inputs.group(self.il).cells
         assert pool is not None, f"layer {self.il} has no keys and values"
-        k, v = (ops.reshape(x, (x.n_elements // self.g.n_tokens, self.g.n_tokens)) for x in (k, v))
+
+        def written(to: Tensor, x: Tensor, name: str) -> Tensor:
+            rows = ops.reshape(x, (x.n_elements // self.g.n_tokens, self.g.n_tokens))
+            return self.named(ops.set_rows(to, rows, cells), name)
+
         return KVLayer(
-            self.named(ops.set_rows(pool.k, k, cells), "cache_k"),
-            self.named(ops.set_rows(pool.v, v, cells), "cache_v"),
+            written(pool.k, k, "cache_k"),
+            None if v is None or pool.v is None else written(pool.v, v, "cache_v"),
         )
 
     # --- feed-forward ---

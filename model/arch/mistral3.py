@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...graph import Tensor
 from ..keys import Keys
-from .base import Temperature
+from .base import read_temperature
 from .layer_build import LayerBuild
 from .llama import Llama
 from .longrope import LongRope
@@ -20,10 +20,7 @@ class Mistral3(LongRope, Llama):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        scale = keys.number("attention.temperature_scale", 0.0)
-        if scale:
-            length = keys.count("rope.scaling.original_context_length", self.hp.n_ctx_train)
-            self.temperature = Temperature(scale, length)
+        self.temperature = read_temperature(keys, self.hp)
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.temperature is not None:

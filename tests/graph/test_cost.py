@@ -87,6 +87,15 @@ def test_attention_reads_the_cells_it_attends_to() -> None:
     assert cost([window]).n_read == 4 * 16 * 4 * 3 + 300 * (64 + 34) + 10 * 4 + 4 * 12
 
 
+def test_attention_reads_values_that_are_part_of_keys_once() -> None:
+    q, k = leaf(F32, 48, 4, 1), leaf(F16, 48, 640)
+    pages, (seq, pos, begin, end) = leaf(I32, 20, 2), (leaf(I32, 1) for _ in range(4))
+    args = (pages, seq, pos, begin, end)
+    node = ops.flash_attn_ext(q, k, ops.view(k, (32, 640), k.nb[:2]), *args, page_size=32, scale=1)
+    read = 4 * 48 * 4 + 40 * 96 + 2 * 4 + 4 * 4
+    assert cost([node], KnownUse(cells=40, pairs=40)) == Cost(read, 4 * 32 * 4, 40 * 4 * (48 + 32))
+
+
 def test_values_passed_between_fused_nodes_are_free() -> None:
     x, a, b = leaf(F32, 64, 2), leaf(Q4_0, 64, 96), leaf(Q4_0, 64, 96)
     gate, up = ops.mul_mat(a, x), ops.mul_mat(b, x)

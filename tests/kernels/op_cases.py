@@ -454,6 +454,21 @@ def packed_cases() -> Iterator[OpCase]:
             ),
             limit=1e-14,
         )
+    for type in (*FLOATS, Q8_0, GGMLType.Q4_0):
+        yield OpCase(
+            f"mul_mat packed heads {type.name}",
+            lambda t, type=type: _heads(t, type, 5, 37, 160, 77),  # type: ignore[misc]
+            n_tokens=77,
+            limit=1e-4 if type.is_quantized else 1e-5,
+        )
+    for n in (1, 128):
+        yield OpCase(
+            f"mul_mat packed heads Q8_0 16x512x128x{n}",
+            lambda t, n=n: _heads(t, Q8_0, 16, 512, 128, n),  # type: ignore[misc]
+            n_tokens=n,
+            limit=1e-4,
+            timed=True,
+        )
     for type in (F16, GGMLType.Q4_0, GGMLType.MXFP4, Q8_0, GGMLType.Q4_K, GGMLType.Q6_K):
         for n in (1, 8, 128):
             yield OpCase(
@@ -465,6 +480,12 @@ def packed_cases() -> Iterator[OpCase]:
                 limit=1e-4,
                 timed=True,
             )
+
+
+def _heads(t: Tokens, type: GGMLType, n_head: int, n: int, k: int, n_tokens: int) -> Tensor:
+    """Each head's matrix times its rows of tokens."""
+    x = leaf(numbers(n_tokens, n_head, k)[t])
+    return ops.mul_mat(packed_weights(type, n_head, n, k), ops.permute(x, (0, 2, 1, 3)))
 
 
 def data_cases() -> Iterator[OpCase]:
@@ -556,7 +577,28 @@ def attention_cases() -> Iterator[OpCase]:
             axis=2,
             limit=1e-10,
         )
+    for type in (*FLOATS, Q8_0):
+        yield OpCase(
+            f"flash_attn_ext latent {type.name}",
+            lambda t, type=type: _latent_attention(t, 8, 64, 32, type),  # type: ignore[misc]
+            axis=2,
+            limit=1e-10,
+        )
+    yield OpCase(
+        "flash_attn_ext latent 576",
+        lambda t: _latent_attention(t, 8, 512, 64, F16),
+        axis=2,
+        limit=1e-10,
+    )
     for n in (1, 64):
+        yield OpCase(
+            f"flash_attn_ext latent 4096x{n}",
+            lambda t: _latent_attention(t, 16, 512, 64, F16, np.arange(4032, 4096)),
+            axis=2,
+            n_tokens=n,
+            limit=1e-10,
+            timed=True,
+        )
         yield OpCase(
             f"flash_attn_ext decode 4096x{n}",
             lambda t, n=n: _long_attention(t),  # type: ignore[misc]
@@ -610,6 +652,22 @@ def _long_attention(t: Tokens, n_swa: int = 0) -> Tensor:
     pos = np.arange(4032, 4096)[t]
     tokens = (pages, *map(ids, (0 * pos, pos, *_spans(pos, None, n_swa))))
     return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=0.125, n_swa=n_swa)
+
+
+def _latent_attention(
+    t: Tokens, n_head: int, rank: int, n_rot: int, type: GGMLType, pos: Array | None = None
+) -> Tensor:
+    """Values are the first `rank` elements of the keys, which all heads share."""
+    n_cells = 4096 if pos is not None else 6 * 32
+    seq, table = SEQUENCE, np.array(TABLE)
+    if pos is not None:
+        seq, table = 0 * pos, np.random.default_rng(1).permutation(128)[None]
+    pos = PLACES if pos is None else pos
+    k = leaf(normal(n_cells, rank + n_rot, seed=5), type)
+    v = ops.view(k, (rank, n_cells), k.nb[:2])
+    q = leaf(numbers(len(pos), n_head, rank + n_rot)[t])
+    tokens = (ids(table), *map(ids, (seq[t], pos[t], *_spans(pos[t], None, 0))))
+    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=rank**-0.5)
 
 
 @cache

@@ -91,6 +91,20 @@ def test_strided_sources(on: Backend, type: GGMLType) -> None:
 
 
 @each_backend
+@each_type((F16, Q8_0))
+def test_values_that_are_part_of_keys(on: Backend, type: GGMLType) -> None:
+    """The sizes of DeepSeek's latent rows, and others."""
+    seq, pos = [0, 0, 1, 2], [31, 32, 300, 513]
+    for n_head, n_k, n_v in ((4, 576, 512), (8, 96, 64)):
+        shape = Shape(n_head, 1, n_k, n_v, type, type)
+        k = pool(n_k, type, 1)
+        v = ops.view(k, (n_v, N_CELLS), k.nb[:2])
+        whole = check(on, shape, seq, pos, k=k, v=v)
+        copied = leaf(values_of(k)[0, 0][:, :n_v], type)
+        assert (bits(on, build(shape, seq, pos, k=k, v=copied)) == whole).all()
+
+
+@each_backend
 @pytest.mark.parametrize("params", [{}, {"max_bias": 8.0, "softcap": 3.0, "scale": 1.0}], ids=str)
 def test_partitions_are_merged(on: Backend, params: dict[str, Any]) -> None:
     for seq, pos in (

@@ -457,12 +457,14 @@ def test_what_is_supported() -> None:
     assert KERNELS.supports(ops.mul_mat(a, x))
     assert KERNELS.supports(ops.get_rows(a, ids([1])))
     experts = packed(random_weights(GGMLType.Q8_0, 3, 8, 64))
+    assert KERNELS.supports(ops.mul_mat(experts, leaf(normal(3, 5, 64))))
     assert KERNELS.supports(ops.mul_mat_id(experts, leaf(normal(5, 1, 64)), ids(np.zeros((5, 2)))))
     others = {
         "columns of halves": ops.mul_mat(a, leaf(normal(5, 64), GGMLType.F16)),
         "packed columns": ops.mul_mat(a, packed(leaf(normal(5, 64)))),
         "only packed columns": ops.mul_mat(leaf(normal(5, 64)), packed(leaf(normal(5, 64)))),
-        "several matrices": ops.mul_mat(experts, leaf(normal(3, 5, 64))),
+        "two columns of matrices": ops.mul_mat(experts, leaf(normal(2, 3, 5, 64))),
+        "matrices that share columns": ops.mul_mat(experts, leaf(normal(6, 5, 64))),
         "sums": ops.add(packed(leaf(normal(5, 64))), x),
         "copies": ops.cont(packed(leaf(normal(5, 64)))),
         "rows of a part": ops.get_rows(ops.view(a, (64, 4), offset=0), ids([1])),

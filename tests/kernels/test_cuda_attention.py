@@ -70,6 +70,8 @@ def test_tensor_cores(shape: Shape) -> None:
         Shape(4, 2, 16, 80, BF16, Q8_0),
         Shape(3, 3, 12, 70, F16, BF16),
         Shape(2, 1, 288, 272, F16, F16),
+        Shape(8, 1, 288, 272, F16, F16),  # four heads at once
+        Shape(8, 2, 272, 16, BF16, F32),
         Shape(1, 1, 1, 1, F32, F16),
         Shape(32, 32, 5, 3, Q8_0, Q8_0),
     ],
@@ -77,6 +79,11 @@ def test_tensor_cores(shape: Shape) -> None:
 )
 def test_float32(shape: Shape) -> None:
     check_f32(shape)
+
+
+def test_heads_of_a_block_have_slopes_and_sinks_of_their_own() -> None:
+    sinks = [0.5, -1.0, 2.0, 0.0, 1.5, -2.0, 0.25, 1.0]
+    check_f32(Shape(8, 1, 288, 16), [0, 1, 1], [40, 300, 301], max_bias=8.0, sinks=sinks)
 
 
 def test_a_larger_page_is_as_good_as_two() -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lamella.alloc import alloc_tensors, tensor_get, tensor_set
 from lamella.graph import GGMLType, Graph, Tensor
 from lamella.model.arch import GraphInputs, KVLayer
-from lamella.model.layer_memory import Kind, groups_of
+from lamella.model.layer_memory import groups_of
 from lamella.model.loader import LoadedModel
 from lamella.sched import Scheduler
 
@@ -33,12 +33,11 @@ class Runner:
 
     def _pool(self, il: int) -> KVLayer | None:
         shape, n_cells = self.model.hp.layers[il], self.pages.size * PAGE_SIZE
-        if shape.memory.kind not in (Kind.FULL, Kind.WINDOW):
+        if not shape.memory.kind.is_paged:
             return None
-        k = Tensor(GGMLType.F32, (shape.n_embd_k, n_cells), name=f"k-{il}")
-        v = Tensor(GGMLType.F32, (shape.n_embd_v, n_cells), name=f"v-{il}")
-        alloc_tensors([k, v], self.model.kv_home(il).buffer_type)
-        return KVLayer(k, v)
+        layer = KVLayer.new(shape.memory, n_cells, GGMLType.F32, GGMLType.F32)
+        alloc_tensors(layer.named(f"{{}}-{il}").tensors, self.model.kv_home(il).buffer_type)
+        return layer
 
     def build(self, n_tokens: int, n_outputs: int) -> tuple[GraphInputs, Tensor]:
         """Return the inputs and logits of a graph."""

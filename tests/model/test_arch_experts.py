@@ -89,6 +89,9 @@ CASES = {
     "sigmoid": Case(Experts(V3), ["exp_probs_b.bias"]),
     "sigmoid without bias": Case(Experts(V3)),
     "groups": Case(Experts(replace(V3, n_group=4, n_group_used=2)), ["exp_probs_b.bias"]),
+    "groups by their best expert": Case(
+        Experts(Router(renorm=False, n_group=4, n_group_used=2, n_group_best=1))
+    ),
     "softmax of the chosen": Case(
         Experts(
             Router(Gating.CHOSEN, renorm=False, logit_bias=Bias.REQUIRED),
@@ -194,7 +197,9 @@ def choose(router: Router, w: Weights, x: F64Array) -> tuple[list[int], F64Array
     probs = {Gating.SOFTMAX: softmax, Gating.SIGMOID: sigmoid}.get(router.gating, np.array)(logits)
     scores = probs + w.get("exp_probs_b.bias", np.float32(0))
     groups = scores.reshape(router.n_group, -1)
-    best = np.argsort(-np.sort(groups)[:, -2:].sum(axis=1))[: router.n_group_used]
+    best = np.argsort(-np.sort(groups)[:, -router.n_group_best :].sum(axis=1))[
+        : router.n_group_used
+    ]
     allowed = np.isin(np.arange(N_EXPERT) // groups.shape[1], best)
     chosen = np.argsort(-np.where(allowed, scores, -np.inf), kind="stable")[:N_USED]
     weights = probs[chosen]

@@ -31,7 +31,7 @@ STRUCTURES = [
     for name in (
         *("apertus", "cohere2", "exaone4", "gemma2", "gemma4", "gemma4moe", "glm4", "glm4moe"),
         *("gpt-oss", "gpt2", "granitemoe-shared", "llama4", "minimax-m2", "mistral3", "olmo3"),
-        *("phi3", "qwen2moe"),
+        *("phi3", "qwen2moe", "deepseek2", "mistral4"),
     )
     if f"tiny-{name}" in GOLDENS
 ]

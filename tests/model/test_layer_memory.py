@@ -43,15 +43,17 @@ def test_layers_of_equal_kind_and_window_are_a_group() -> None:
         LayerMemory(Kind.WINDOW, 32, 32, Window(4, chunked=True)),
         LayerMemory(Kind.SHARED, 32, 32, Window(4), layer=2),
         LayerMemory(Kind.SHARED, 64, 64, layer=1),
+        LayerMemory(Kind.LATENT, 96, 64),
     ]
     groups = groups_of(memory)
     assert groups == (
         Group(Kind.WINDOW, Window(4), (0, 2)),
         Group(Kind.FULL, None, (1,)),
         Group(Kind.WINDOW, Window(4, chunked=True), (4,)),
+        Group(Kind.LATENT, None, (7,)),
     )
-    assert [group.name for group in groups] == ["window 4", "full", "chunks 4"]
-    assert group_indices(memory) == (0, 1, 0, None, 2, 0, 1)
+    assert [group.name for group in groups] == ["window 4", "full", "chunks 4", "latent"]
+    assert group_indices(memory) == (0, 1, 0, None, 2, 0, 1, 3)
 
 
 def test_a_model_without_memory_has_no_group() -> None:

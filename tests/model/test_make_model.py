@@ -73,6 +73,17 @@ def test_activations_stay_near_one(type: Type) -> None:
     assert len(np.unique(data, axis=0)) == 64  # all rows differ
 
 
+def test_latent_attention(tmp_path: Path) -> None:
+    path, large = tmp_path / "model.gguf", SHAPES["deepseek2-1b"]
+    small = replace(large, n_embd=256, n_ff=64, n_ff_dense=128, n_layer=2, n_vocab=512)
+    small = replace(small, n_head=4, n_embd_head=96, kv_lora_rank=64, n_rot=32)
+    assert write_model(small, Type.Q4_0, path) == []
+    model = load_model(path, Placement(cpu=CpuDevice(1), devices=()))
+    assert [layer.head_dim_k for layer in model.hp.layers] == [96, 96]
+    assert model.hp.n_expert == 16
+    model.free()
+
+
 def test_models_with_experts(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(replace(SMALL, n_expert=4, n_expert_used=2), Type.Q4_0, path)
@@ -155,7 +166,7 @@ def test_shapes_match_their_names() -> None:
         "110m": 134,
         "15m": 24,
     }
-    experts = {"8x7b": 46702, "gpt-oss-3b": 3477, "moe-3b": 3475}
+    experts = {"8x7b": 46702, "gpt-oss-3b": 3477, "moe-3b": 3475, "deepseek2-1b": 1398}
     others = {"gemma3-1b": 734, "phi3-1b": 1004, "granite-1b": 1038}
     encoders = {"bge-small": 33, "bge-base": 108, "bge-large": 334, "nomic": 136}
     others |= {"qwen3-embedding-0.6b": 473, "embeddinggemma-300m": 126}

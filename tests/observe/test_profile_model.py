@@ -114,7 +114,7 @@ def test_sums_of_bytes_and_products_by_hand(tmp_path: Path) -> None:
         matrices = [
             t for name, t in context.model.weights.items() if t.n_dims == 2 and "embd" not in name
         ]
-        n_kv = sum(layer.k.nb[1] + layer.v.nb[1] for layer in context.kv.layers if layer)
+        n_kv = sum(layer.cell_bytes for layer in context.kv.layers if layer)
     products = [kind for kind in generation.kinds if kind.n_mul_adds]
     n_mul_adds = sum(kind.n_mul_adds for kind in products if "MUL_MAT" in kind.kind)
     assert n_mul_adds == 2 * sum(t.n_elements for t in matrices)

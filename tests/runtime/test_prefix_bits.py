@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from latent_models import write_latent
 from open_params import open_params
 from tiny_models import TINY, write_model
 
@@ -46,10 +47,13 @@ def run(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "latent"])
 def test_cached_prefixes_change_no_bit(tmp_path: Path, name: str, placement: str) -> None:
     path = tmp_path / "tiny.gguf"
-    write_model(TINY[name], path, GGMLType.Q8_0)
+    if name == "latent":
+        write_latent(path, type=GGMLType.Q8_0)
+    else:
+        write_model(TINY[name], path, GGMLType.Q8_0)
     prompts = [PROMPT[:n] + more for n in (81, 64, 65, 63, 7, 32) for more in ([], [9, 8, 7])]
     with open_instance(PLACEMENTS[placement].change(path=path, n_ctx=224, n_ubatch=32)) as instance:
         cold = [run(instance, prompt, cache_prompt=False) for prompt in prompts]

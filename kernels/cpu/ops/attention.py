@@ -20,6 +20,7 @@ from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
 from ..compiler.jit import kernel
 from ..params import (
+    data,
     ends,
     fail,
     first_of,
@@ -43,6 +44,7 @@ from .attention_layout import (
     FLOATS,
     IS_DIRECT,
     K_SIZE,
+    LOAD_K,
     N_RECORDS,
     N_TOKENS,
     PAGE_SIZE,
@@ -217,6 +219,14 @@ def _attend_rows(p, queries, n_queries, begin, skip, n, head, runs, n_ahead, nex
         n_ahead = 0
 
 
+@inlined
+def _is_latent(p):
+    """True if values are the first elements of the keys, of one head: they are loaded once."""
+    if data(p, 2) != data(p, 3) or nb(p, 2, 1) != nb(p, 3, 1) or ne(p, 3, 0) > ne(p, 2, 0):
+        return False
+    return ne(p, 2, 0) == ne(p, 1, 0) and int_param(p, LOAD_K) == int_param(p, LOAD_K + 1)
+
+
 @merged
 def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch, t_ahead):
     """Process positions `first` to `end` - 1 for all queries. No partition is continued later.
@@ -228,6 +238,9 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch, t_ahead):
     k, runs, temp = scratch + FLOATS, scratch + RUNS, scratch + DOTS
     v = k + BLOCK * k_step
     queries = v + BLOCK * v_step
+    latent, v_row = _is_latent(p), v_step
+    if latent:
+        v, v_row = k, k_step
     skip = first % BLOCK  # positions of the first block before `first`: they may have no page
     next_runs, n_next = runs + RUNS_SIZE, min(BLOCK - skip, end - first)
     if not find_rows(p, seq, first, n_next, next_runs):
@@ -247,11 +260,13 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch, t_ahead):
                 query += n_queries * size
                 continue
             load_block(p, 2, head, ne(p, 1, 0), n, runs, k + skip * k_step, n_ahead, next_runs)
-            load_block(p, 3, head, ne(p, 0, 0), n, runs, v + skip * v_step, n_ahead, next_runs)
+            if not latent:
+                to = v + skip * v_step
+                load_block(p, 3, head, ne(p, 0, 0), n, runs, to, n_ahead, next_runs)
             i, m = 0, skip + n
             while i < n_queries:
                 count = TILE if n_queries - i >= TILE else min(2, n_queries - i)
-                attend_block_f32(p, query, count, begin, m, k, k_step, v, v_step, 0, 0, 0, temp)
+                attend_block_f32(p, query, count, begin, m, k, k_step, v, v_row, 0, 0, 0, temp)
                 query += count * size
                 i += count
         skip = 0

@@ -106,71 +106,83 @@ MIN_OF_32: Final = Kind.MIN.value
 OF_16: Final = Kind.OFFSET_16.value
 
 
+# parameters of all kernels here
+ALONE: Final = 0  # 1 if each column is a tile
+N_EACH: Final = 1  # columns of a matrix; the next parameter is the size of their tiles
+STRIDE: Final = 2
+
+
 @kernel
 def quantize_columns(p, ith, nth):
     """Tiles of int8 from tensor 2's rows.
 
-    Parameters: the weights' kind and offset; 1 if each column is a tile. Threads divide the blocks
+    Parameters: those of all kernels here; the weights' kind and offset. Threads divide the blocks
     of each column, even if there are many columns.
     """
-    words, offset, alone = int_param(p, 0), int_param(p, 1), int_param(p, 2)
-    n, n_blocks = n_rows(p, 2), ne(p, 2, 0) // VALUES
+    alone, n = int_param(p, ALONE), int_param(p, N_EACH)
+    words, offset = int_param(p, 3), int_param(p, 4)
+    n_blocks = ne(p, 2, 0) // VALUES
     begin, end = first_of(n_blocks, ith, nth), first_of(n_blocks, ith + 1, nth)
-    tile, c = prepared(p, 0), 0
-    while c < n:
-        width = 1 if alone != 0 else width_of(n - c, 0)
-        for i in range(filled(n - c, width, 0)):
-            x = row(p, 2, min(c + i, n - 1))
-            for block in range(begin, end):
-                column = tile + COLUMN_BYTES * (width * block + i)
-                _quantize(x + 4 * VALUES * block, column, words, offset)
-        tile += COLUMN_BYTES * width * n_blocks
-        c += width
+    for matrix in range(n_rows(p, 2) // n):
+        tile, c, first = prepared(p, 0) + matrix * int_param(p, STRIDE), 0, matrix * n
+        while c < n:
+            width = 1 if alone != 0 else width_of(n - c, 0)
+            for i in range(filled(n - c, width, 0)):
+                x = row(p, 2, first + min(c + i, n - 1))
+                for block in range(begin, end):
+                    column = tile + COLUMN_BYTES * (width * block + i)
+                    _quantize(x + 4 * VALUES * block, column, words, offset)
+            tile += COLUMN_BYTES * width * n_blocks
+            c += width
 
 
 @kernel
 def tile_columns(p, ith, nth):
-    """Tiles of floats from tensor 2's rows. Parameter: 1 if each column is a tile."""
-    alone, n, k = int_param(p, 0), n_rows(p, 2), ne(p, 2, 0)
+    """Tiles of floats from tensor 2's rows."""
+    alone, n, k = int_param(p, ALONE), int_param(p, N_EACH), ne(p, 2, 0)
     begin, end = first_of(k, ith, nth), first_of(k, ith + 1, nth)
-    tile, c = prepared(p, 0), 0
-    while c < n:
-        width, first = 1 if alone != 0 else width_of(n - c, 1), begin
-        if width == LANES and c + LANES <= n and ne(p, 2, 2) == ne(p, 2, 3) == 1:
-            while first + 4 <= end:  # 4 values of all 16 columns
-                _interleave_words(row(p, 2, c) + 4 * first, nb(p, 2, 1), tile + 4 * width * first)
-                first += 4
-        for i in range(width):
-            x = row(p, 2, min(c + i, n - 1))
-            for j in range(first, end):
-                store_f32(tile + 4 * (width * j + i), load_f32(x + 4 * j))
-        tile += 4 * width * k
-        c += width
+    for matrix in range(n_rows(p, 2) // n):
+        tile, c, at = prepared(p, 0) + matrix * int_param(p, STRIDE), 0, matrix * n
+        while c < n:
+            width, first = 1 if alone != 0 else width_of(n - c, 1), begin
+            if width == LANES and c + LANES <= n and ne(p, 2, 1) == n:
+                x = row(p, 2, at + c)
+                while first + 4 <= end:  # 4 values of all 16 columns
+                    _interleave_words(x + 4 * first, nb(p, 2, 1), tile + 4 * width * first)
+                    first += 4
+            for i in range(width):
+                x = row(p, 2, at + min(c + i, n - 1))
+                for j in range(first, end):
+                    store_f32(tile + 4 * (width * j + i), load_f32(x + 4 * j))
+            tile += 4 * width * k
+            c += width
 
 
 @kernel
 def tile_pairs(p, ith, nth):
-    """Tiles of pairs of BF16 from tensor 2's rows. Parameter: 1 if each column is a tile."""
-    alone, n, k = int_param(p, 0), n_rows(p, 2), ne(p, 2, 0)
+    """Tiles of pairs of BF16 from tensor 2's rows."""
+    alone, n, k = int_param(p, ALONE), int_param(p, N_EACH), ne(p, 2, 0)
     begin, end = first_of(k // 2, ith, nth), first_of(k // 2, ith + 1, nth)
-    tile, c, rounded = prepared(p, 0), 0, work(p, ith)
-    while c < n:
-        width = 1 if alone != 0 else width_of(n - c, 1)
-        for first in range(begin, end, LANES // 2):
-            count, to = min(LANES // 2, end - first), tile + 4 * width * first
-            for i in range(width):
-                x = row(p, 2, min(c + i, n - 1)) + 8 * first
-                store_bf16x16(rounded + 2 * LANES * i, load_f32_part(x, 2 * count))
-            if width == LANES and count == LANES // 2:
-                _interleave_words(rounded, 2 * LANES, to)
-                _interleave_words(rounded + LANES, 2 * LANES, to + 16 * width)
-            else:
+    rounded = work(p, ith)
+    for matrix in range(n_rows(p, 2) // n):
+        tile, c, at = prepared(p, 0) + matrix * int_param(p, STRIDE), 0, matrix * n
+        while c < n:
+            width = 1 if alone != 0 else width_of(n - c, 1)
+            for first in range(begin, end, LANES // 2):
+                count, to = min(LANES // 2, end - first), tile + 4 * width * first
                 for i in range(width):
-                    for j in range(count):
-                        word = load_i32(rounded + 2 * LANES * i + 4 * j)
-                        store_i32(to + 4 * (width * j + i), word)
-        tile += 4 * width * (k // 2)
-        c += width
+                    x = row(p, 2, at + min(c + i, n - 1)) + 8 * first
+                    store_bf16x16(rounded + 2 * LANES * i, load_f32_part(x, 2 * count))
+                if width == LANES and count == LANES // 2:
+                    _interleave_words(rounded, 2 * LANES, to)
+                    _interleave_words(rounded + LANES, 2 * LANES, to + 16 * width)
+                else:
+                    for i in range(width):
+                        for j in range(count):
+                            word = load_i32(rounded + 2 * LANES * i + 4 * j)
+                            store_i32(to + 4 * (width * j + i), word)
+            tile += 4 * width * (k // 2)
+            c += width
 
 
 def column_bytes(form: Format, k: int) -> int:
@@ -180,17 +192,22 @@ def column_bytes(form: Format, k: int) -> int:
     return k // VALUES * COLUMN_BYTES
 
 
-def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> PreparedSource[CpuCall]:
+def prepared_columns(
+    form: Format, x: Tensor, n_matrices: int = 1, *, alone: bool = False
+) -> PreparedSource[CpuCall]:
     """The rows of `x`, a node's second source, as tiles for weights of this format.
 
-    `alone`: each column is a tile, for kernels that choose the columns of their tiles.
+    Each of `n_matrices` has its own rows, in order. `alone`: each column
+    is a tile, for kernels that choose the columns of their tiles.
     """
-    small = x.n_elements < SMALL
+    small, n_each = x.n_elements < SMALL, max(1, x.n_rows // n_matrices)
+    stride = (n_each + (0 if alone else n_missing(form))) * column_bytes(form, x.ne[0])
+    params: tuple[int, ...] = (alone, n_each, stride)
     if form.in_pairs(x.ne[0]):
-        made = CpuCall(tile_pairs, (alone,), small, work=2 * LANES * WIDTHS[0])
+        made = CpuCall(tile_pairs, params, small, work=2 * LANES * WIDTHS[0])
     elif form.kind is None:
-        made = CpuCall(tile_columns, (alone,), one_thread=small)
+        made = CpuCall(tile_columns, params, one_thread=small)
     else:
-        made = CpuCall(quantize_columns, (form.kind.value, form.offset, alone), one_thread=small)
-    size = (x.n_rows + (0 if alone else n_missing(form))) * column_bytes(form, x.ne[0])
-    return PreparedSource(x, (made.kernel, made.params), size, [made])
+        params = (*params, form.kind.value, form.offset)
+        made = CpuCall(quantize_columns, params, one_thread=small)
+    return PreparedSource(x, (made.kernel, made.params), n_matrices * stride, [made])

@@ -28,9 +28,9 @@ from .formats import FORMATS
 from .micro import RESULTS_BYTES
 from .products import (
     COLUMN,
-    EXPERT_BYTES,
     GROUP_BYTES,
     IS_FLOAT,
+    MATRIX,
     MOST_AT_ONCE,
     UNPACKED_GROUP,
     can_multiply_matrix,
@@ -46,7 +46,7 @@ from .products import (
 from .tiles import MOST, ROWS
 
 # parameters: the kernel that applies the GLU to rows, and two numbers of the GLU
-GATED_ROW: Final = EXPERT_BYTES + 1
+GATED_ROW: Final = MATRIX + 1
 SCALARS: Final = GATED_ROW + 1
 # bytes of a column's results in scratch memory; a single column may have those of all
 CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE

@@ -72,8 +72,8 @@ IS_FLOAT: Final = COLUMN + 1
 UNPACK: Final = IS_FLOAT + 1  # the kernel that unpacks weights
 UNPACKED_MICRO: Final = UNPACK + 1  # the micro-kernel of unpacked weights, for the widest tiles
 UNPACKED_GROUP: Final = UNPACKED_MICRO + 1  # bytes of an unpacked group; 0 for floats
-EXPERT_BYTES: Final = UNPACKED_GROUP + 1
-FINISH: Final = EXPERT_BYTES + 1  # of a MUL_MAT: the kernel that adds a bias, or 0
+MATRIX: Final = UNPACKED_GROUP + 1  # bytes of a matrix
+FINISH: Final = MATRIX + 1  # of a MUL_MAT: the kernel that adds a bias, or 0
 
 
 @inlined
@@ -139,24 +139,38 @@ def multiply_tile(p, weights, unpacked, count, rows, tile, results, offset, widt
     call_at(int_param(p, MICRO + i), args)
 
 
+@inlined
+def _n_missing(p):
+    """The most columns that a tile may lack."""
+    return MISSING_FLOATS if int_param(p, IS_FLOAT) != 0 else MISSING_QUANTIZED
+
+
 @kernel
 def mul_mat_packed(p, ith, nth):
-    """Packed rows [k, n] times columns [k, ...]: [n, ...]; with FINISH, tensor 3 is a bias [n]."""
-    n, m = ne(p, 1, 1), n_rows(p, 2)
-    n_groups = (n + ROWS - 1) // ROWS
-    n_chunks = n_chunks_of(n_groups, most_at_once(p, m, 1), nth)
+    """Packed rows [k, n] times columns [k, ...]: [n, ...]; with FINISH, tensor 3 is a bias [n].
+
+    Of several matrices [k, n, n_matrices], each multiplies its own columns [k, m, n_matrices].
+    """
+    n, n_matrices = ne(p, 1, 1), ne(p, 1, 2)
+    m, n_groups = n_rows(p, 2) // n_matrices, (n + ROWS - 1) // ROWS
+    most = most_at_once(p, m, 1)
+    n_chunks = n_chunks_of(n_groups, most, nth)
+    if n_matrices >= CHUNKS_PER_THREAD * nth:  # these are chunks enough
+        n_chunks = (n_groups + most - 1) // most
     results, is_float = work(p, ith), int_param(p, IS_FLOAT)
-    item = take(p, n_chunks, nth)
-    while item < n_chunks:
-        group = chunk_begin(n_groups, item, n_chunks)
-        count, tile, c = chunk_begin(n_groups, item + 1, n_chunks) - group, prepared(p, 0), 0
-        weights = data(p, 1) + group * int_param(p, GROUP_BYTES)
+    item = take(p, n_matrices * n_chunks, nth)
+    while item < n_matrices * n_chunks:
+        matrix, chunk = item // n_chunks, item % n_chunks
+        group = chunk_begin(n_groups, chunk, n_chunks)
+        count, c, first = chunk_begin(n_groups, chunk + 1, n_chunks) - group, 0, matrix * m
+        tile = prepared(p, 0) + matrix * (m + _n_missing(p)) * int_param(p, COLUMN)
+        weights = data(p, 1) + group * int_param(p, GROUP_BYTES) + matrix * int_param(p, MATRIX)
         ready = unpacked(p, weights, count, m, results + RESULTS_BYTES)
         while c < m:
             width = width_of(m - c, is_float)
             n_columns = filled(m - c, width, is_float)
             for i in range(n_columns):
-                store_i64(results + 8 * i, row(p, 0, min(c + i, m - 1)))
+                store_i64(results + 8 * i, row(p, 0, first + min(c + i, m - 1)))
             rows, offset = n - ROWS * group, 4 * ROWS * group
             multiply_tile(p, weights, ready, count, rows, tile, results, offset, width, n_columns)
             if int_param(p, FINISH) != 0:
@@ -165,7 +179,7 @@ def mul_mat_packed(p, ith, nth):
                     call_at(int_param(p, FINISH), (to, bias, min(rows, ROWS * count)))
             tile += width * int_param(p, COLUMN)
             c += width
-        item = take(p, n_chunks, nth)
+        item = take(p, n_matrices * n_chunks, nth)
 
 
 # --- experts ---
@@ -197,8 +211,7 @@ def gather_columns(p, ith, nth):
 def _tile_of(p, e, at):
     """The tile of expert `e` whose first column is the one of pair `at`. A tile of each expert may
     lack columns."""
-    n_missing = MISSING_FLOATS if int_param(p, IS_FLOAT) != 0 else MISSING_QUANTIZED
-    return shared_work(p) + (at + e * n_missing) * int_param(p, COLUMN)
+    return shared_work(p) + (at + e * _n_missing(p)) * int_param(p, COLUMN)
 
 
 @inlined
@@ -230,7 +243,7 @@ def mul_mat_id_packed(p, ith, nth):
         begin, end = load_i32(begins + 4 * e), load_i32(begins + 4 * e + 4)
         if begin == end:
             continue
-        weights, m = data(p, 1) + e * int_param(p, EXPERT_BYTES), end - begin
+        weights, m = data(p, 1) + e * int_param(p, MATRIX), end - begin
         chunk, last = most_at_once(p, m, 1), first_of(n_groups, ith + 1, nth)
         for group in range(first_of(n_groups, ith, nth), last, chunk):
             at, count = begin, min(chunk, last - group)
@@ -259,6 +272,13 @@ def _can_multiply(node: Tensor) -> bool:
 
 def can_multiply_matrix(node: Tensor) -> bool:
     return _can_multiply(node) and node.src[0].ne[2] == node.src[0].ne[3] == 1
+
+
+def _can_multiply_matrices(node: Tensor) -> bool:
+    """True for one matrix, or if each matrix has its own columns."""
+    a, b = node.src
+    own = a.ne[3] == b.ne[3] == 1 and a.ne[2] == b.ne[2]
+    return can_multiply_matrix(node) or (own and _can_multiply(node))
 
 
 def product_params(form: Format, a: Tensor) -> list[Param]:
@@ -293,7 +313,7 @@ def is_small(node: Tensor) -> bool:
     return node.n_elements * node.src[0].ne[0] < SMALL_WORK
 
 
-@implements_packed(Op.MUL_MAT, supports=can_multiply_matrix)
+@implements_packed(Op.MUL_MAT, supports=_can_multiply_matrices)
 def _mul_mat(node: Tensor) -> Sequence[CpuCall]:
     return [mul_mat_call(node)]
 
@@ -302,8 +322,8 @@ def mul_mat_call(node: Tensor, finish: Param = 0) -> CpuCall:
     """The call of a MUL_MAT. `finish` is the kernel that adds a bias, or 0."""
     a, b = node.src
     form = FORMATS[a.type]
-    params, columns = [*product_params(form, a), finish], prepared_columns(form, b)
-    work = RESULTS_BYTES + unpacked_bytes(a, b.n_rows)
+    params, columns = [*product_params(form, a), finish], prepared_columns(form, b, a.ne[2])
+    work = RESULTS_BYTES + unpacked_bytes(a, b.n_rows // a.ne[2])
     return CpuCall(mul_mat_packed, params, is_small(node), work, prepared=[columns])
 
 

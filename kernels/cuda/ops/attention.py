@@ -41,7 +41,7 @@ TYPES_F32: Final = (*TYPES, GGMLType.F32, GGMLType.BF16)  # of src/attention_f32
 SINKS: Final = 9  # tensor of the kernels
 COMBINE: Final = CudaKernel(CudaSource.of("attention_combine.cu"), "attention_combine")
 COMBINE_THREADS: Final = 128
-ATTENTION_F32: Final = CudaKernel(CudaSource.of("attention_f32.cu"), "attention_f32")
+HEADS_AT_ONCE: Final = 4  # of src/attention_f32.cu, if heads are large and share keys and values
 
 
 class Division(NamedTuple):
@@ -116,6 +116,13 @@ def _n_shared(node: Tensor) -> int:
     return q.ne[1] // (k.ne[0] // q.ne[0])
 
 
+def _n_at_once(node: Tensor) -> int:
+    """The number of heads that a block of src/attention_f32.cu computes."""
+    elements = node.src[0].ne[0] + node.ne[0]
+    fits = node.src[0].ne[0] > MAX_HEAD_DIM and HEADS_AT_ONCE * elements <= MAX_FLOATS
+    return HEADS_AT_ONCE if fits and _n_shared(node) % HEADS_AT_ONCE == 0 else 1
+
+
 def _n_slices(node: Tensor) -> int:
     return -(-node.ne[0] // MAX_SLICE)
 
@@ -124,7 +131,7 @@ def _blocks(node: Tensor, n_warps: int) -> tuple[int, int]:
     """The blocks of the grid for tokens and for heads."""
     n_head, n_tokens = node.src[0].ne[1:3]
     if n_warps == 0:
-        return n_tokens, n_head
+        return n_tokens, n_head // _n_at_once(node)
     n_shared, rows = _n_shared(node), ROWS * n_warps
     together = max(1, rows // n_shared)  # tokens
     # at most one for each sequence; if there are more runs of tokens, a block takes several
@@ -154,8 +161,10 @@ def calls_of(node: Tensor, division: Division) -> Sequence[CudaCall]:
         kernel, threads = CudaKernel(_source(node), f"attention_{n_warps}"), 32 * n_warps
         shared_memory = _shared_memory(node, n_warps)
     else:
-        kernel, threads = ATTENTION_F32, PARTITION
-        shared_memory = 4 * (q.ne[0] + node.ne[0])
+        n_heads = _n_at_once(node)
+        source = CudaSource.of("attention_f32.cu", HEADS=n_heads)
+        kernel, threads = CudaKernel(source, "attention_f32"), PARTITION
+        shared_memory = 4 * n_heads * (q.ne[0] + node.ne[0])
         params = (*params, int(k.type), int(v.type))
     scratch = n_records * q.ne[1] * _record_bytes(node)
     grid = (*_blocks(node, n_warps), n_parts)

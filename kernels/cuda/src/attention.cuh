@@ -107,6 +107,7 @@ struct Scores {
 struct Combination {
     float before, next;
 
+    Combination() = default;
     DEVICE Combination(float &largest, float largest_next) {
         const float both = fmaxf(largest, largest_next);
         before = exp2f(largest - both);

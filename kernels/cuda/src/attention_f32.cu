@@ -1,8 +1,9 @@
 // FLASH_ATTN_EXT in float32, for types, head sizes and page sizes that attention.cu does not
 // support. It has the same partitions of positions, and sums them in the same order.
 //
-// A block has one query. A thread has a position of a partition for the scores, then an element of
-// the values. Partitions may be divided among blocks as in attention.cu.
+// A block has the queries of HEADS heads of a token, which share keys and values. A thread has a
+// position of a partition for the scores, then an element of the values. Partitions may be divided
+// among blocks as in attention.cu. Compiled with HEADS.
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention.cuh"
 
@@ -25,16 +26,30 @@ template <typename T> struct Plain {
     }
 };
 
+// A number for each head of a block.
+struct OfHeads {
+    float of[HEADS];
+
+    DEVICE explicit OfHeads(float value) {
+        for (int h = 0; h < HEADS; h++) of[h] = value;
+    }
+};
+
 // --- rows of a type ---
 
-template <typename T> DEVICE float dot_of(const float *q, int n, const char *row, int first) {
-    float s = 0.0f;
+template <typename T> DEVICE OfHeads dot_of(const float *q, int n, const char *row, int first) {
+    OfHeads s(0.0f);
 #pragma unroll 4
-    for (int i = 0; i < n; i++) s = fmaf(q[i], T::load(row, first + i), s);
+    for (int i = 0; i < n; i++) {
+        const float k = T::load(row, first + i);
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) s.of[h] = fmaf(q[h * n + i], k, s.of[h]);
+    }
     return s;
 }
 
-DEVICE float dot(int type, const float *q, int n, const char *row, int first) {
+// The products of each head's query with a key; heads are `n` elements apart.
+DEVICE OfHeads dot(int type, const float *q, int n, const char *row, int first) {
     switch (type) {
     case 0: return dot_of<Plain<F32>>(q, n, row, first);
     case 1: return dot_of<Plain<F16>>(q, n, row, first);
@@ -44,15 +59,20 @@ DEVICE float dot(int type, const float *q, int n, const char *row, int first) {
 }
 
 template <typename T>
-DEVICE float weighted_of(const Tensor &v, const float *w, const int *cells, int n, int i) {
-    float s = 0.0f;
+DEVICE OfHeads weighted_of(const Tensor &v, const float *w, const int *cells, int n, int i) {
+    OfHeads s(0.0f);
 #pragma unroll 4
-    for (int j = 0; j < n; j++) s = fmaf(w[j], T::load(v.data + cells[j] * v.nb[1], i), s);
+    for (int j = 0; j < n; j++) {
+        const float value = T::load(v.data + cells[j] * v.nb[1], i);
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) s.of[h] = fmaf(w[h * PARTITION + j], value, s.of[h]);
+    }
     return s;
 }
 
-// The weighted sum of the i-th elements of `n` rows of values.
-DEVICE float weighted(int type, const Tensor &v, const float *w, const int *cells, int n, int i) {
+// The weighted sums of the i-th elements of `n` rows of values; weights of heads are a partition
+// apart.
+DEVICE OfHeads weighted(int type, const Tensor &v, const float *w, const int *cells, int n, int i) {
     switch (type) {
     case 0: return weighted_of<Plain<F32>>(v, w, cells, n, i);
     case 1: return weighted_of<Plain<F16>>(v, w, cells, n, i);
@@ -75,81 +95,95 @@ template <bool IS_SUM> DEVICE float of_block(float v) {
     return v;
 }
 
-// Element `i` of the values' sum, in the first group's threads. `i` is a multiple of WIDTH plus the
+// Element `i` of the values' sums, in the first group's threads. `i` is a multiple of WIDTH plus the
 // thread's index in its group. Positions before the `begin`-th and from the `end`-th on are not
 // read.
-DEVICE float values_of_block(const Params &p, const float *w, const int *cells, int begin, int end,
-                             int i, int first) {
-    __shared__ float parts[PARTITION];
+DEVICE OfHeads values_of_block(const Params &p, const float *w, const int *cells, int begin,
+                               int end, int i, int first) {
+    __shared__ float parts[HEADS * PARTITION];
     const int group = static_cast<int>(threadIdx.x) / WIDTH * WIDTH;
     const int from = begin > group ? begin : group, to = end < group + WIDTH ? end : group + WIDTH;
     const int type = static_cast<int>(p.param[TYPE_V].i);
-    float s = 0.0f;
+    OfHeads s(0.0f);
     if (i < p.t[0].ne[0])
         s = weighted(type, p.t[V], w + from, cells + from, to - from, first + i);
-    parts[threadIdx.x] = s;
+    for (int h = 0; h < HEADS; h++) parts[h * PARTITION + threadIdx.x] = s.of[h];
     sync_block();
-    for (int g = 1; g < N_GROUPS; g++) s += parts[g * WIDTH + threadIdx.x % WIDTH];
+    for (int h = 0; h < HEADS; h++)
+        for (int g = 1; g < N_GROUPS; g++)
+            s.of[h] += parts[h * PARTITION + g * WIDTH + threadIdx.x % WIDTH];
     sync_block();
     return s;
 }
 
+// The queries of a block: of heads `head` ... head + HEADS - 1.
 struct Query {
     int token, head, kv, seq, pos;
     Span span;
-    float slope;
+    OfHeads slope;
     const float *q;  // in shared memory
 };
 
-// The score and the cell of the thread's position; minus infinity if the query does not see it.
-DEVICE float score(const Params &p, const Query &query, int position, int &cell) {
+// The scores and the cell of the thread's position; minus infinity if the token does not see it.
+DEVICE OfHeads score(const Params &p, const Query &query, int position, int &cell) {
     cell = 0;
-    if (position < query.span.begin || position >= query.span.end) return as_float(0xff800000u);
+    OfHeads s(as_float(0xff800000u));
+    if (position < query.span.begin || position >= query.span.end) return s;
     const u32 page_size = static_cast<u32>(p.param[PAGE_SIZE].i);
     const u32 i = static_cast<u32>(position) / page_size;
     const int page = page_of(p, query.seq, i);
     if (!is_page(p, page)) {
         fail(p, page, p.param[N_PAGES].i);
-        return as_float(0xff800000u);
+        return s;
     }
     cell = static_cast<int>(page * page_size + static_cast<u32>(position) - i * page_size);
     const int n = static_cast<int>(p.t[Q].ne[0]), type = static_cast<int>(p.param[TYPE_K].i);
     const char *const row = p.t[K].data + cell * p.t[K].nb[1];
-    const float product = dot(type, query.q, n, row, query.kv * n);
-    return Scores(p).of(product, query.slope, position - query.pos);
+    const OfHeads products = dot(type, query.q, n, row, query.kv * n);
+    for (int h = 0; h < HEADS; h++)
+        s.of[h] = Scores(p).of(products.of[h], query.slope.of[h], position - query.pos);
+    return s;
 }
 
 // Compute the sums of the span's index-th partition. Add them to `sums`, or write them to a record
 // if `record` >= 0.
-DEVICE void attend(const Params &p, const Query &query, int index, float &largest, float &total,
+DEVICE void attend(const Params &p, const Query &query, int index, OfHeads &largest, OfHeads &total,
                    float *sums, int record) {
-    __shared__ float w[PARTITION];
+    __shared__ float w[HEADS * PARTITION];
     __shared__ int cells[PARTITION];
     const int begin = (query.span.begin / PARTITION + index) * PARTITION;
     const int n_before = query.span.begin > begin ? query.span.begin - begin : 0;
     const int left = query.span.end - begin, n = left < PARTITION ? left : PARTITION;
     const int n_values = static_cast<int>(p.t[0].ne[0]);
-    const float s = score(p, query, begin + threadIdx.x, cells[threadIdx.x]);
-    const float largest_here = fmaxf(LOWEST, of_block<false>(s)), weight = exp2f(s - largest_here);
-    w[threadIdx.x] = weight;
-    const float total_here = of_block<true>(weight);  // also waits for all weights
-    const Combination with(largest, largest_here);
-    total = with.add(total, total_here);
-    const Record to(p, record < 0 ? 0 : record, query.head);
-    if (record >= 0 && threadIdx.x == 0) to.sums[0] = largest_here, to.sums[1] = total_here;
+    const OfHeads s = score(p, query, begin + threadIdx.x, cells[threadIdx.x]);
+    Combination with[HEADS];
+    for (int h = 0; h < HEADS; h++) {
+        const float largest_here = fmaxf(LOWEST, of_block<false>(s.of[h]));
+        const float weight = exp2f(s.of[h] - largest_here);
+        w[h * PARTITION + threadIdx.x] = weight;
+        const float total_here = of_block<true>(weight);  // also waits for all weights
+        with[h] = Combination(largest.of[h], largest_here);
+        total.of[h] = with[h].add(total.of[h], total_here);
+        if (record < 0 || threadIdx.x > 0) continue;
+        const Record to(p, record, query.head + h);
+        to.sums[0] = largest_here, to.sums[1] = total_here;
+    }
     for (int i = threadIdx.x % WIDTH; i - static_cast<int>(threadIdx.x) % WIDTH < n_values;
          i += WIDTH) {
-        const float value = values_of_block(p, w, cells, n_before, n, i, query.kv * n_values);
+        const OfHeads value = values_of_block(p, w, cells, n_before, n, i, query.kv * n_values);
         if (threadIdx.x >= WIDTH || i >= n_values) continue;
-        if (record >= 0) to.values[i] = value;
-        else sums[i] = with.add(index > 0 ? sums[i] : 0.0f, value);
+        for (int h = 0; h < HEADS; h++) {
+            float *const sum = sums + h * n_values + i;
+            if (record >= 0) Record(p, record, query.head + h).values[i] = value.of[h];
+            else *sum = with[h].add(index > 0 ? *sum : 0.0f, value.of[h]);
+        }
     }
 }
 
-// Grid: (token, head, every n-th partition). Shared memory: the query, then its values' sums.
+// Grid: (token, HEADS heads, every n-th partition). Shared memory: queries, then their values' sums.
 KERNEL(attention_f32, PARTITION, 1) {
     DYNAMIC_SHARED(float, q);
-    const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+    const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y) * HEADS;
     int before = -1;
     if (gridDim.z > 1) {
         const PartitionCount count(p, token);
@@ -158,21 +192,27 @@ KERNEL(attention_f32, PARTITION, 1) {
     }
     if (!check_token(p, token)) return;
     const int head_dim = static_cast<int>(p.t[Q].ne[0]), n_values = static_cast<int>(p.t[0].ne[0]);
-    const char *const from = at(p.t[Q], 0, head, token, 0);
-    for (int i = threadIdx.x; i < head_dim; i += PARTITION)
-        q[i] = reinterpret_cast<const float *>(from)[i];
+    for (int h = 0; h < HEADS; h++) {
+        const char *const from = at(p.t[Q], 0, head + h, token, 0);
+        for (int i = threadIdx.x; i < head_dim; i += PARTITION)
+            q[h * head_dim + i] = reinterpret_cast<const float *>(from)[i];
+    }
     sync_block();
     const int n_shared = static_cast<int>(p.t[Q].ne[1] / (p.t[K].ne[0] / head_dim));
-    const float slope = p.param[MAX_BIAS].f > 0 ? slope_of(p, head) : 0.0f;
+    OfHeads slope(0.0f);
+    for (int h = 0; h < HEADS && p.param[MAX_BIAS].f > 0; h++) slope.of[h] = slope_of(p, head + h);
     const Query query = {token, head, head / n_shared, int_at(p.t[SEQ], token),
                          int_at(p.t[POS], token), span_of(p, token), slope, q};
-    float largest = LOWEST, total = 0.0f, *const sums = q + head_dim;
+    OfHeads largest(LOWEST), total(0.0f);
+    float *const sums = q + HEADS * head_dim;
     const int step = before < 0 ? 1 : static_cast<int>(gridDim.z);
     for (int i = before < 0 ? 0 : blockIdx.z; i < query.span.n_partitions(); i += step)
         attend(p, query, i, largest, total, sums, before < 0 ? -1 : before + i);
     if (before >= 0 && (blockIdx.z > 0 || !query.span.is_empty())) return;
-    const float inverse = inverse_of(total, largest, sink_of(p, head));
-    float *const out = reinterpret_cast<float *>(at(p.t[0], 0, head, token, 0));
-    for (int i = threadIdx.x; i < n_values && threadIdx.x < WIDTH; i += WIDTH)
-        out[i] = query.span.is_empty() ? 0.0f : mean_of(sums[i], inverse);
+    for (int h = 0; h < HEADS; h++) {
+        const float inverse = inverse_of(total.of[h], largest.of[h], sink_of(p, head + h));
+        float *const out = reinterpret_cast<float *>(at(p.t[0], 0, head + h, token, 0));
+        for (int i = threadIdx.x; i < n_values && threadIdx.x < WIDTH; i += WIDTH)
+            out[i] = query.span.is_empty() ? 0.0f : mean_of(sums[h * n_values + i], inverse);
+    }
 }
