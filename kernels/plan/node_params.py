@@ -7,6 +7,7 @@ Tested through the ops' tests of each backend.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from ...graph.op import (
     ClampParams,
@@ -129,3 +130,17 @@ def _yarn_range(p: RopeParams) -> tuple[float, float]:
 
     low, high = math.floor(pair_that_turns(p.beta_fast)), math.ceil(pair_that_turns(p.beta_slow))
     return float(max(0, low)), float(min(p.n_dims - 1, high))
+
+
+# --- recurrences ---
+
+# Columns of a block of a state that is a matrix. A block's rows follow each other, then comes the
+# next block; the last one may be narrower. So a processor loads a block from consecutive lines,
+# and keeps it in its first cache for all tokens.
+STATE_COLUMNS: Final = 32
+
+
+def scans_by_column(scan: Tensor) -> bool:
+    """True if the state of a head of an SSM_SCAN is a matrix [d_state, head_dim] in blocks, else
+    it is [head_dim, d_state], row by row. The second is for decays that differ within a state."""
+    return scan.src[2].ne[0] == 1
