@@ -68,12 +68,13 @@ def ssm_scan(
         s[n] = s[n] * exp(step * a[n, h]) + step * x[i, h] * b[n, group]
         y[i, h] = sum over n of s[n] * c[n, group] + d[h] * x[i, h]
 
-    Heads share b and c in groups of n_head / n_group. The heads of Mamba 1 have one element.
+    Heads share b and c in groups of n_head / n_group. The heads of Mamba 1 have one element, and a
+    decay for each number of the state.
 
     Args:
         x: F32 [head_dim, n_head, n_tokens].
         dt: F32 [n_head, n_tokens], the steps before softplus.
-        a: F32 [d_state, n_head], or [1, n_head]: one number for the whole state (Mamba 2).
+        a: F32 [1, n_head] (Mamba 2); or [d_state, n_head] if head_dim and n_group are 1 (Mamba 1).
         b: F32 [d_state, n_group, n_tokens].
         c: F32, as b.
         states: F32 [d_state * head_dim * n_head, n_slots], written in place. Kernels know the
@@ -93,6 +94,12 @@ def ssm_scan(
     fits = b.ne[2:] == (n_tokens, 1) and n_group > 0 and n_head % n_group == 0
     require(fits, op, "b must be [d_state, a divisor of n_head, n_tokens]", x, b)
     require(c.ne == b.ne, op, "b and c must have the same shape", b, c)
+    if a.ne[0] > 1:
+        alone = head_dim == 1 and x.nb[1] == x.nb[0]
+        require(
+            alone, op, f"a of [{d_state}, {n_head}] needs x of [1, {n_head}] without gaps", x, a
+        )
+        require(n_group == 1, op, f"a of [{d_state}, {n_head}] needs b of one group", a, b)
     _require_states(op, states, d_state * head_dim * n_head, slots, n_tokens)
     src = [x, dt, a, b, c, states, slots]
     if d is not None:

@@ -140,7 +140,17 @@ def _yarn_range(p: RopeParams) -> tuple[float, float]:
 STATE_COLUMNS: Final = 32
 
 
-def scans_by_column(scan: Tensor) -> bool:
-    """True if the state of a head of an SSM_SCAN is a matrix [d_state, head_dim] in blocks, else
-    it is [head_dim, d_state], row by row. The second is for decays that differ within a state."""
+def state_matrix(node: Tensor) -> tuple[int, int]:
+    """The rows and columns of the matrices in a state of an SSM_SCAN or GATED_DELTA_NET.
+
+    There is one for each head. The heads of Mamba 1 have one element: all are one matrix.
+    """
+    if node.op is Op.SSM_SCAN:
+        n_columns = node.ne[0] if has_head_decay(node) else node.ne[1]
+        return node.src[3].ne[0], n_columns
+    return node.ne[0], node.ne[0]
+
+
+def has_head_decay(scan: Tensor) -> bool:
+    """True if an SSM_SCAN has one decay for each head, as Mamba 2; False for Mamba 1."""
     return scan.src[2].ne[0] == 1

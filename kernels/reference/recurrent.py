@@ -13,8 +13,8 @@ import numpy as np
 from ...graph import Tensor
 from ...graph.op import DeltaParams, Op, UnaryOp
 from ...graph.tensor import params_of
-from ..plan.node_params import STATE_COLUMNS, scans_by_column
-from .arrays import Array, F32Array, NumpyKernel, check_index, dot, read, store
+from ..plan.node_params import STATE_COLUMNS, has_head_decay, state_matrix
+from .arrays import Array, F32Array, NumpyKernel, check_index, read, store
 from .elementwise import FUNCTIONS
 
 
@@ -68,25 +68,21 @@ def _ssm_conv(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
 def _ssm_scan(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     x, a = read(node, srcs, 0)[0], read(node, srcs, 2)[0, 0]  # (n_tokens, n_head, head_dim)
     step = FUNCTIONS[UnaryOp.SOFTPLUS](read(node, srcs, 1)[0, 0])
-    n_head, head_dim = x.shape[1:]
-    n_shared = n_head // srcs[3].shape[2]
+    n_shared = x.shape[1] // srcs[3].shape[2]
     b, c = (np.repeat(read(node, srcs, i)[0], n_shared, axis=1) for i in (3, 4))
-    d_state, by_column = b.shape[2], scans_by_column(node)
     d = srcs[7][0, 0, 0][:, None] if len(srcs) > 7 else np.float32(0)
     result = np.empty_like(x)
     for t, before, after in _steps(node, srcs[5], srcs[6]):
         decay = np.exp(step[t, :, None] * a)  # (n_head, 1 or d_state)
         added = step[t, :, None] * x[t]  # (n_head, head_dim)
-        if by_column:
-            s = _matrices(before, d_state, head_dim)
+        s = _matrices(before, *state_matrix(node))
+        if has_head_decay(node):
             s = s * decay[:, :, None] + b[t, :, :, None] * added[:, None]
             y = (s * c[t, :, :, None]).sum(axis=1, dtype=np.float32)
-            after[...] = _blocks(s)
-        else:
-            s = before.reshape(n_head, head_dim, d_state)
-            s = s * decay[:, None] + added[:, :, None] * b[t, :, None]
-            y = dot(s, c[t, :, None])
-            after[...] = s.reshape(-1)
+        else:  # (1, d_state, n_head)
+            s = s * decay.T + b[t].T * added.T
+            y = (s * c[t].T).sum(axis=1, dtype=np.float32).T
+        after[...] = _blocks(s)
         result[t] = y + d * x[t]
     store(node.type, dst, result)
 
@@ -94,12 +90,12 @@ def _ssm_scan(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
 def _gated_delta_net(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     q, k, v = (read(node, srcs, i)[0] for i in range(3))  # (n_tokens, n_k or n_v, d)
     decay, beta = np.exp(read(node, srcs, 3)[0, 0]), read(node, srcs, 4)[0, 0]
-    n_k, n_v, d = k.shape[1], *v.shape[1:]
+    n_k, n_v = k.shape[1], v.shape[1]
     heads = np.arange(n_v)
     heads = heads % n_k if params_of(node, DeltaParams).interleaved else heads // (n_v // n_k)
     result = np.empty_like(v)
     for t, before, after in _steps(node, srcs[5], srcs[6]):
-        s = _matrices(before, d, d) * decay[t, :, None, None]
+        s = _matrices(before, *state_matrix(node)) * decay[t, :, None, None]
         key, query = k[t, heads, :, None], q[t, heads, :, None]
         known = (s * key).sum(axis=1, dtype=np.float32)
         s = s + key * (beta[t, :, None] * (v[t] - known))[:, None]

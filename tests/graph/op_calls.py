@@ -92,6 +92,13 @@ SCAN: dict[str, Any] = {
     "states": "states[3072, 5]",
     "slots": "slots[2, 8] I32",
 }
+MAMBA_1: dict[str, Any] = {
+    "x": "x[1, 6, 8]",
+    "a": "a[32, 6]",
+    "b": "b[32, 1, 8]",
+    "c": "c[32, 1, 8]",
+    "states": "states[192, 5]",
+}
 DELTA: dict[str, Any] = {
     "q": "q[16, 2, 8]",
     "k": "k[16, 2, 8]",

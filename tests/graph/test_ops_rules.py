@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from op_calls import BIASES, CONV, DELTA, EXPERTS, FLASH, LORA, ROPE, SCAN, SCATTER, Call
+from op_calls import BIASES, CONV, DELTA, EXPERTS, FLASH, LORA, MAMBA_1, ROPE, SCAN, SCATTER, Call
 
 from lamella.base.errors import GraphError
 from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
@@ -64,6 +64,7 @@ HEADS = "k.ne[0] must be q.ne[0] times a divisor of n_head"
 GET = "a.ne[2:] must equal ids.ne[1:3]"
 SET = "a and b must have equal dimensions except ne[1]"
 IDS = "ids.ne[0] must equal b.ne[1], and ids.ne[1:3] must divide b.ne[2:]"
+GROUPS = {"b": "b[32, 2, 8]", "c": "c[32, 2, 8]"}
 AXES = "must be a permutation of 0, 1, 2, 3"
 
 
@@ -304,6 +305,11 @@ WRONG = [
     scan("a must be [32, 6] or [1, 6]", "x a b", a="a[16, 6]"),
     scan("b must be [d_state, a divisor of n_head, n_tokens]", "x b", b="b[32, 4, 8]"),
     scan("b and c must have the same shape", "b c", c="c[32, 1, 8]"),
+    scan("a of [32, 6] needs x of [1, 6]", "x a", a="a[32, 6]"),
+    scan("a of [32, 6] needs x of [1, 6]", "x a", **MAMBA_1 | {"x": "gaps x[1, 6, 8]"}),
+    scan(
+        "a of [32, 6] needs b of one group", "a b", **MAMBA_1 | {k: f"{k}[32, 2, 8]" for k in "bc"}
+    ),
     scan("states must be a matrix with contiguous rows of 3072", "states", states="states[32, 5]"),
     scan("d must be a contiguous vector of 6", "d", d="d[1, 6]"),
     delta("v must have at most three dimensions", "v", v="v[16, 6, 8, 2]"),

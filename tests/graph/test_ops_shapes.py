@@ -9,7 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from op_calls import BIASES, CONV, DELTA, EXPERTS, FLASH, LORA, ROPE, SCAN, SCATTER, Call, tensor
+from op_calls import (
+    BIASES,
+    CONV,
+    DELTA,
+    EXPERTS,
+    FLASH,
+    LORA,
+    MAMBA_1,
+    ROPE,
+    SCAN,
+    SCATTER,
+    Call,
+    tensor,
+)
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
 from lamella.graph.op import (
@@ -227,7 +240,7 @@ RIGHT = [
     right(
         "SSM_SCAN[1, 6, 8] F32",
         "ssm_scan",
-        **SCAN | {"x": "x[1, 6, 8]", "a": "a[32, 6]", "states": "states[192, 5]"},
+        **SCAN | MAMBA_1,
         d="d[6]",
     ),
     right("GATED_DELTA_NET[16, 6, 8] F32", "gated_delta_net", **DELTA, params=DeltaParams(True)),
