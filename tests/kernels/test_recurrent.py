@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import cpu_run
@@ -13,8 +14,14 @@ from backends import CPU, Backend, each_backend
 from recurrent_cases import N_SLOTS, N_TOKENS, RECURRENCES, Make, states
 from reference_run import Array, assert_close, data, values_of
 
+from lamella.alloc import Usage, alloc_tensors, tensor_set
+from lamella.alloc.host import read_array
 from lamella.base.errors import BackendError
-from lamella.graph import Op, Tensor
+from lamella.graph import Graph, Op, Tensor
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cpu.compute import CpuCompute
+from lamella.kernels.sim import SimDevice
+from lamella.sched import Scheduler
 
 each_recurrence = pytest.mark.parametrize("name", RECURRENCES)
 
@@ -134,3 +141,35 @@ def test_a_wrong_slot_is_an_error(
     memory = states(size)
     with pytest.raises(BackendError, match=f"index {wrong} must be at least 0 and below 6"):
         run(make, [(0, 1, 1), (1, before, after)], memory, on.compute)
+
+
+@each_recurrence
+def test_a_device_with_memory_of_its_own_keeps_the_states(name: str) -> None:
+    """The scheduler runs the node where its states are, and never copies them."""
+    make, size = RECURRENCES[name]
+    slots = np.array([slots for _, *slots in LIVES])
+    memory = states(size)
+    expected = CPU.compute(make(range(N_TOKENS), memory, slots))
+    device, cpu = SimDevice("GPU0", compute=partial(CpuCompute, 2)), CpuDevice(1)
+    there = Tensor(memory.type, memory.ne, name="states")
+    [buffer] = alloc_tensors([there], device.buffer_type, Usage.ANY)
+    tensor_set(there, data(states(size)))
+    node = make(range(N_TOKENS), there, slots)
+    given = {src: data(src) for src in node.src if src is not there}
+    for src in given:
+        src.buffer, src.offset = None, 0
+        src.set_input()
+    backends = [d.init_backend() for d in (device, cpu)]
+    scheduler = Scheduler(backends)
+    scheduled = scheduler.alloc_graph(Graph(node.set_output()))
+    for src, values in given.items():
+        tensor_set(src, values)
+    scheduler.graph_compute(scheduled)
+    scheduler.synchronize()
+    assert scheduled.backend_of(node).device is device
+    assert (read_array(node) == expected).all()
+    assert (read_array(there) == data(memory)).all()
+    scheduler.free()
+    for backend in backends:
+        backend.free()
+    buffer.free()
