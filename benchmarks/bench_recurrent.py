@@ -1,13 +1,15 @@
 """Recurrences on the CPU, beside the limits of the machine and the products of the same layer.
 
     scripts/bench recurrent [--shapes qwen35,mamba2,mamba] [--steps 1x512,1x1,8x1] [--threads N]
-        [--trials 5]
+        [--peer FOLDER] [--trials 5]
 
 `8x1` is 8 sequences with one new token each. A graph of several layers is computed, each with its
 own states, so that those of few tokens come from memory. A line has the microseconds of one layer
 (median of the trials), tokens/s of that layer alone, and the share of the limit: multiply-adds and
 bytes at the highest rates measured here. `products` are the layer's matrices of Q4_0 (README's
-usual type). The last line is JSON. Tested by tests/observe/test_bench_recurrent.py.
+usual type). FOLDER has llama.cpp's libggml-cpu.so: then its op on the same numbers is measured in
+turns, and the line has the ratio of its time to ours. The last line is JSON.
+Tested by tests/observe/test_bench_recurrent.py.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
 import cpu_run
-from bench_attention import alternating, own_run
+from bench_attention import Run, alternating, own_run
+from ggml_recurrent import GgmlRecurrent
 from packed_run import packed
 from recurrent_cases import Make, conv, delta, scan
 from reference_run import leaf, normal
@@ -114,21 +117,32 @@ def limit_us(nodes: Sequence[Tensor], n_seqs: int, ceiling: Ceiling) -> float:
 
 
 def measure(
-    shape: str, n_seqs: int, n: int, ceiling: Ceiling, n_threads: int, n_trials: int
+    shape: str,
+    n_seqs: int,
+    n: int,
+    ceiling: Ceiling,
+    ggml: GgmlRecurrent | None,
+    n_threads: int,
+    n_trials: int,
 ) -> Iterator[dict[str, Any]]:
     """The results of the recurrences of a shape, then that of its products."""
     layer = SHAPES[shape]
 
-    def us(nodes: Sequence[Tensor]) -> float:
-        [seconds] = alternating([own_run(nodes, n_threads)], n_trials)
-        return 1e6 * seconds / len(nodes)
+    def us(nodes: Sequence[Tensor], *peers: Run) -> list[float]:
+        runs = [own_run(nodes, n_threads), *peers]
+        return [1e6 * seconds / len(nodes) for seconds in alternating(runs, n_trials)]
 
     for name, (make, size) in layer.ops.items():
         nodes = recurrences(make, size, n_seqs, n)
-        found = us(nodes)
+        peer, free = (None, None) if ggml is None else ggml.run_nodes(nodes, n_seqs, n_threads)
+        found, *others = us(nodes, *([] if peer is None else [peer]))
         limit = limit_us(nodes, n_seqs, ceiling)
-        yield {"shape": shape, "op": name, "us": found, "limit": limit / found}
-    total = sum(us(nodes) for nodes in products(layer, n_seqs * n))
+        yield {"shape": shape, "op": name, "us": found, "limit": limit / found} | (
+            {"peer_us": others[0]} if others else {}
+        )
+        if free is not None:
+            free()
+    total = sum(us(nodes)[0] for nodes in products(layer, n_seqs * n))
     yield {"shape": shape, "op": "products", "us": total}
 
 
@@ -137,22 +151,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--shapes", type=lambda text: text.split(","), default=list(SHAPES))
     add("--steps", type=lambda text: text.split(","), default=["1x512", "1x1", "8x1"])
+    add("--peer", type=Path, help="folder of llama.cpp's libggml-cpu.so")
     add("--threads", type=int, default=default_threads())
     add("--trials", type=int, default=5)
     args = parser.parse_args(argv)
+    ggml = GgmlRecurrent(args.peer) if args.peer else None
     ceiling = measure_apart(args.threads, NEAR_BYTES)
     print(f"{processor_name()}, {args.threads} threads, median of {args.trials}")
     print(f"at most {ceiling.bytes_per_s / 1e9:.1f} GB/s, {ceiling.mul_adds_text()}")
-    print(f"{'shape':>8} {'op':>16} {'step':>6} {'us':>10} {'tokens/s':>10} {'of limit':>8}")
+    names = f"{'shape':>8} {'op':>16} {'step':>6} {'us':>10} {'tokens/s':>10} {'of limit':>8}"
+    print(names + (f" {'ratio':>6}" if ggml else ""))
     results = []
     for step in args.steps:
         n_seqs, n = map(int, step.split("x"))
         for shape in args.shapes:
-            for r in measure(shape, n_seqs, n, ceiling, args.threads, args.trials):
+            for r in measure(shape, n_seqs, n, ceiling, ggml, args.threads, args.trials):
                 results.append(r | {"step": step})
                 line = f"{shape:>8} {r['op']:>16} {step:>6} {r['us']:10.1f}"
                 line += f" {1e6 * n_seqs * n / r['us']:10.0f}"
-                print(line + (f" {r['limit']:8.0%}" if "limit" in r else ""))
+                line += f" {r['limit']:8.0%}" if "limit" in r else ""
+                print(line + (f" {r['peer_us'] / r['us']:6.2f}" if "peer_us" in r else ""))
     print(json.dumps({"threads": args.threads, "results": results}))
 
 

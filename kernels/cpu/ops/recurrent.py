@@ -90,41 +90,44 @@ CONV_STATES: Final = 3  # the number of the states among a kernel's tensors
 @kernel
 def ssm_conv_f32(p, ith, nth):
     """Parameter 0 is 1 if there is a bias. Scratch memory has the taps of a block's channels."""
-    n_channels, n_taps, taps = ne(p, 0, 0), ne(p, 2, 0), work(p, ith)
+    n_channels, n_taps, n_tokens, taps = ne(p, 0, 0), ne(p, 2, 0), ne(p, 0, 1), work(p, ith)
+    w, w_stride = data(p, 2), nb(p, 2, 1)
     blocks = (n_channels + CHANNELS - 1) // CHANNELS
     if _are_slots(p, CONV_STATES):
         for i in range(first_of(blocks, ith, nth), first_of(blocks, ith + 1, nth)):
             first = CHANNELS * i
             n = min(CHANNELS, n_channels - first)
             for c in range(n):
-                w = row_at(p, 2, first + c, 0, 0)
                 for k in range(n_taps):
-                    store_f32(taps + 4 * (CHANNELS * k + c), load_f32(w + 4 * k))
-            for t in range(ne(p, 0, 1)):
-                for c in range(0, n, LANES):
-                    _convolve(p, t, first + c, taps + 4 * c, n_taps, n - c)
+                    tap = load_f32(w + (first + c) * w_stride + 4 * k)
+                    store_f32(taps + 4 * (CHANNELS * k + c), tap)
+            for t in range(n_tokens):
+                _convolve(p, t, first, n, taps)
 
 
 @inlined
-def _convolve(p, t, c, taps, n_taps, n):
-    """The result of token t for up to 16 channels from c on, and their new state."""
-    row = 4 * ne(p, 0, 0)  # bytes of a column of the state
+def _convolve(p, t, first, n, taps):
+    """The results of token t for the n channels from `first` on, and their new state."""
+    n_taps, row, offset = ne(p, 2, 0), 4 * ne(p, 0, 0), 4 * first
     slot = _slot_before(p, CONV_STATES, t)
-    before = _state(p, CONV_STATES, slot, 4 * c)
-    after = _state(p, CONV_STATES, _slot_after(p, CONV_STATES, t), 4 * c)
-    y = zero()
-    for k in range(n_taps - 1):
-        # in place, a column is read before its memory gets the next one
-        x = load_f32_part(before + row * k, n) if slot >= 0 else zero()
-        y = fma(load_f32x16(taps + 4 * CHANNELS * k), x, y)
-        if k > 0:
-            store_f32_part(after + row * (k - 1), x, n)
-    x = load_f32_part(row_at(p, 1, t, 0, 0) + 4 * c, n)
-    store_f32_part(after + row * (n_taps - 2), x, n)
-    y = fma(load_f32x16(taps + 4 * CHANNELS * (n_taps - 1)), x, y)
-    if int_param(p, 0):
-        y = y + load_f32_part(data(p, 5) + 4 * c, n)
-    store_f32_part(row_at(p, 0, t, 0, 0) + 4 * c, y, n)
+    before = _state(p, CONV_STATES, slot, offset)
+    after = _state(p, CONV_STATES, _slot_after(p, CONV_STATES, t), offset)
+    x, out = row_at(p, 1, t, 0, 0) + offset, row_at(p, 0, t, 0, 0) + offset
+    bias = data(p, 5) + offset if int_param(p, 0) else 0
+    for c in range(0, 4 * n, 4 * LANES):
+        left, y = n - c // 4, zero()
+        for k in range(n_taps - 1):
+            # in place, a column is read before its memory gets the next one
+            column = load_f32_part(before + row * k + c, left) if slot >= 0 else zero()
+            y = fma(load_f32x16(taps + 4 * CHANNELS * k + c), column, y)
+            if k > 0:
+                store_f32_part(after + row * (k - 1) + c, column, left)
+        column = load_f32_part(x + c, left)
+        store_f32_part(after + row * (n_taps - 2) + c, column, left)
+        y = fma(load_f32x16(taps + 4 * CHANNELS * (n_taps - 1) + c), column, y)
+        if bias != 0:
+            y = y + load_f32_part(bias + c, left)
+        store_f32_part(out + c, y, left)
 
 
 @implements(Op.SSM_CONV)
