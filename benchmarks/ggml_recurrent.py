@@ -9,12 +9,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from bench_attention import Ggml, Run, _InitParams
-from reference_run import data
+from reference_run import Array, data
 
 from lamella.graph import GGMLType, Op, Tensor
 
@@ -52,39 +50,35 @@ class GgmlRecurrent(Ggml):
         return compute, lambda: base.ggml_free(context)
 
     def _node(self, context: int, node: Tensor, n_seqs: int) -> int:
-        def tensor(values: npt.NDArray[Any], type: GGMLType = F32) -> int:
+        def tensor(values: Array, type: GGMLType = F32) -> int:
             values = np.ascontiguousarray(values)
             ne = (*values.shape[::-1], 1, 1, 1, 1)[:4]
             t = int(self.base.ggml_new_tensor_4d(context, type.value, *ne))
             ctypes.memmove(self.base.ggml_get_data(t), values.ctypes.data, values.nbytes)
             return t
 
-        def by_sequence(i: int) -> npt.NDArray[Any]:
-            """Source i of the node, its tokens divided among the sequences."""
-            values = data(node.src[i])[0]
-            return values.reshape(n_seqs, -1, *values.shape[1:])
+        def heads(i: int) -> Array:
+            """Source i, with a matrix for each token: (n_seqs, tokens, heads, elements)."""
+            return data(node.src[i]).reshape(n_seqs, -1, *data(node.src[i]).shape[2:])
 
-        def rows(i: int) -> npt.NDArray[Any]:
-            """Source i, a matrix with a row for each token."""
-            values = data(node.src[i])[0, 0]
-            return values.reshape(n_seqs, -1, values.shape[1])
+        def rows(i: int) -> Array:
+            """Source i, with a row for each token: (n_seqs, tokens, elements)."""
+            return data(node.src[i]).reshape(n_seqs, -1, node.src[i].ne[0])
 
         if node.op is Op.SSM_CONV:
-            x = rows(0).transpose(0, 2, 1)  # (n_seqs, channels, tokens)
-            x = np.concatenate(
-                [np.zeros((*x.shape[:2], node.src[1].ne[0] - 1), x.dtype), x], axis=2
-            )
-            taps = data(node.src[1])[0, 0]
-            return int(self.base.ggml_ssm_conv(context, tensor(x), tensor(taps)))
+            taps, x = data(node.src[1])[0, 0], rows(0)
+            begin = np.zeros((n_seqs, taps.shape[1] - 1, x.shape[2]), x.dtype)
+            columns = np.concatenate([begin, x], axis=1).transpose(0, 2, 1)
+            return int(self.base.ggml_ssm_conv(context, tensor(columns), tensor(taps)))
         if node.op is Op.SSM_SCAN:
             head_dim, n_head, d_state = *node.ne[:2], node.src[3].ne[0]
             states = tensor(np.zeros((n_seqs, n_head, head_dim, d_state), np.float32))
-            x, b, c = (tensor(by_sequence(i)) for i in (0, 3, 4))
+            head_x, b, c = (tensor(heads(i)) for i in (0, 3, 4))
             dt, a = tensor(rows(1)), tensor(data(node.src[2])[0, 0])
             ids = tensor(np.arange(n_seqs, dtype=np.int32), I32)
-            return int(self.base.ggml_ssm_scan(context, states, x, dt, a, b, c, ids, 1))
+            return int(self.base.ggml_ssm_scan(context, states, head_x, dt, a, b, c, ids, 1))
         d, n_v = node.ne[:2]
         states = tensor(np.zeros((n_seqs, n_v, d, d), np.float32))
-        q, k, v = (tensor(by_sequence(i)) for i in range(3))
+        q, k, v = (tensor(heads(i)) for i in range(3))
         g, beta = (tensor(rows(i)[..., None]) for i in (3, 4))
         return int(self.base.ggml_gated_delta_net(context, q, k, v, g, beta, states, 1))

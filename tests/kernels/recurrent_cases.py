@@ -52,8 +52,8 @@ def delta(d: int, n_k: int, n_v: int, *, interleaved: bool, n: int = N_TOKENS) -
     beta = 1 / (1 + np.exp(normal(n, n_v, seed=4)))
 
     def make(t: Tokens, states: Tensor, slots: Array) -> Tensor:
-        leaves = (leaf(x[t]) for x in (q, k, v, g, beta))
-        return ops.gated_delta_net(*leaves, states, ids(slots), interleaved=interleaved)
+        sources = [*(leaf(x[t]) for x in (q, k, v, g, beta)), states, ids(slots)]
+        return ops.gated_delta_net(*sources, interleaved=interleaved)
 
     return make
 

@@ -60,7 +60,8 @@ def test_a_scan_is_a_sum_over_all_earlier_tokens(
     d, states = normal(n_head, seed=5), states_of(d_state * head_dim * n_head)
     before = values_of(states)
     leaves = [leaf(v) for v in (x, dt, a, b, c)]
-    node = ops.ssm_scan(*leaves, states, ids(SLOTS), leaf(d))
+    leaves += [states, ids(SLOTS), leaf(d)]
+    node = ops.ssm_scan(*leaves)
     result = values_of(compute(node))[0]
     step, b, c = np.log1p(np.exp(dt)), *(np.repeat(m, n_head // n_group, axis=1) for m in (b, c))
     for i, t in enumerate(FIRST):
@@ -82,7 +83,8 @@ def test_a_delta_net_is_a_product_of_matrices(d: int, interleaved: bool) -> None
     states = states_of(d * d * n_v)
     before = values_of(states)
     leaves = [leaf(x) for x in (q, k, v, g, beta)]
-    node = ops.gated_delta_net(*leaves, states, ids(SLOTS), interleaved=interleaved)
+    leaves += [states, ids(SLOTS)]
+    node = ops.gated_delta_net(*leaves, interleaved=interleaved)
     result = values_of(compute(node))[0]
     for h in range(n_v):
         kh = h % n_k if interleaved else h // 3
