@@ -10,14 +10,14 @@ import cpu_run
 import numpy as np
 import pytest
 import reference_run
-from backends import CPU, Backend, each_backend
-from recurrent_cases import N_SLOTS, N_TOKENS, RECURRENCES, Make, states
+from backends import CPU, CUDA, Backend, each_backend
+from recurrent_cases import N_SLOTS, N_TOKENS, RECURRENCES, Make, conv, delta, states
 from reference_run import Array, assert_close, data, values_of
 
 from lamella.alloc import Usage, alloc_tensors, tensor_set
 from lamella.alloc.host import read_array
 from lamella.base.errors import BackendError
-from lamella.graph import Graph, Op, Tensor
+from lamella.graph import GGMLType, Graph, Op, Tensor
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compute import CpuCompute
 from lamella.kernels.sim import SimDevice
@@ -173,3 +173,17 @@ def test_a_device_with_memory_of_its_own_keeps_the_states(name: str) -> None:
     for backend in backends:
         backend.free()
     buffer.free()
+
+
+def test_a_gpu_has_kernels_for_states_that_fit_its_registers() -> None:
+    slots = np.ones((1, 2))
+    for d, fits in ((256, True), (257, False)):
+        make = delta(d, 1, 1, interleaved=False, n=1)
+        node = make([0], Tensor(GGMLType.F32, (d * d, 2)), slots)
+        assert CPU.supports(node)
+        assert CUDA.supports(node) == fits
+    for n_taps, fits in ((8, True), (9, False)):
+        make = conv(32, n_taps, bias=False, n=1)
+        node = make([0], Tensor(GGMLType.F32, ((n_taps - 1) * 32, 2)), slots)
+        assert CPU.supports(node)
+        assert CUDA.supports(node) == fits

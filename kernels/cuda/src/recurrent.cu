@@ -63,16 +63,20 @@ KERNEL(ssm_conv_f32, CONV_THREADS, 8) {
 #pragma unroll
     for (int k = 0; k < MAX_TAPS; k++)
         if (k < n_taps && is_channel) taps[k] = *floats_at(w, k, c, 0);
-    for (int t = 0; t < out.ne[1]; t++) {
+    const int n_tokens = static_cast<int>(out.ne[1]);
+    float next = is_channel ? *floats_at(x, c, 0, 0) : 0.0f;
+    for (int t = 0; t < n_tokens; t++) {
         Step step;
         if (!find_step(p, states, slots, t, step)) return;
         if (!is_channel) continue;
+        const float last = next;
+        if (t + 1 < n_tokens) next = *floats_at(x, c, t + 1, 0);  // on its way meanwhile
         float y = 0.0f;
 #pragma unroll
         for (int k = 0; k < MAX_TAPS; k++) {
             if (k >= n_taps) continue;
             if (k == n_taps - 1)
-                columns[k] = *floats_at(x, c, t, 0);
+                columns[k] = last;
             else if (step.loads)
                 columns[k] = step.src < 0 ? 0.0f : state_of(states, step.src)[k * n + c];
             y = fmaf(taps[k], columns[k], y);
@@ -94,10 +98,11 @@ constexpr int MAX_WARPS = 16;
 
 // The part of a matrix that a thread has. Blocks of columns follow each other in memory.
 struct Part {
-    int first, n;       // this warp's first row, and its number of rows
-    int column;         // of the matrix
-    bool is_column;     // false for lanes beyond the matrix
-    i64 begin, stride;  // of the first row's element, and between rows, in floats
+    int first, n;    // this warp's first row, and its number of rows
+    int column;      // of the matrix
+    bool is_column;  // false for lanes beyond the matrix
+    i64 begin;       // of the first row's element, in floats
+    int stride;      // between rows
 };
 
 DEVICE Part part_of(i64 matrix, int n_rows, int n_columns, int block) {
@@ -127,29 +132,38 @@ DEVICE void store_part(const Part &part, const Tensor &states, int slot, const f
             state_of(states, slot)[part.begin + i * part.stride] = s[i];
 }
 
-// Sums over the rows of all warps, in their order, for each column.
+// Sums over the rows of all warps, in their order, for each column: of up to two numbers at once.
 struct RowSums {
-    float (*shared)[MAX_WARPS][WARP];  // two, used in turns: threads may still read the other one
+    float (*shared)[2][MAX_WARPS][WARP];  // two, in turns: threads may still read the other one
     int turn;
 
-    DEVICE float of(float v) {
+    template <int N> DEVICE void of(float (&v)[N]) {
         const int n_warps = static_cast<int>(blockDim.x) / WARP;
-        if (n_warps == 1) return v;
+        if (n_warps == 1) return;
         turn ^= 1;
-        shared[turn][warp_id()][lane_id()] = v;
+#pragma unroll
+        for (int i = 0; i < N; i++) shared[turn][i][warp_id()][lane_id()] = v[i];
         sync_block();
-        float sum = 0.0f;
-        for (int w = 0; w < n_warps; w++) sum += shared[turn][w][lane_id()];
-        return sum;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            v[i] = 0.0f;
+            for (int w = 0; w < n_warps; w++) v[i] += shared[turn][i][w][lane_id()];
+        }
     }
 };
+
+// This warp's rows of a vector of a token. Rows beyond the matrix are 0, as in the state.
+DEVICE void load_rows(const Part &part, const float *from, float (&rows)[ROWS]) {
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) rows[i] = i < part.n ? from[i] : 0.0f;
+}
 
 // --- selective scan ---
 
 // CHANNELS: heads of one element, with a decay for each number of a state (Mamba 1); else one decay
 // for each head. Parameter 0 is 1 if there is d.
 template <bool CHANNELS> DEVICE void scan(const Params &p) {
-    __shared__ float shared[2][MAX_WARPS][WARP];
+    __shared__ float shared[2][2][MAX_WARPS][WARP];
     RowSums sums = {shared, 0};
     const Tensor &out = p.t[0], &x = p.t[1], &dt = p.t[2], &a = p.t[3], &b = p.t[4], &c = p.t[5];
     const Tensor &states = p.t[6], &slots = p.t[7];
@@ -159,7 +173,7 @@ template <bool CHANNELS> DEVICE void scan(const Params &p) {
     const Part part = part_of(block / blocks, d_state, n_columns, block % blocks);
     const int column = part.is_column ? part.column : 0;  // so that all lanes may load
     const int h = CHANNELS ? column : block / blocks, i = CHANNELS ? 0 : column;
-    const int group = h * static_cast<int>(b.ne[1]) / n_head;
+    const int group = CHANNELS ? 0 : h * static_cast<int>(b.ne[1]) / n_head;
     const float skip = p.param[0].i ? reinterpret_cast<const float *>(p.t[8].data)[h] : 0.0f;
     float s[ROWS] = {}, rates[ROWS] = {};
     if (CHANNELS) {
@@ -169,23 +183,34 @@ template <bool CHANNELS> DEVICE void scan(const Params &p) {
     } else {
         rates[0] = *floats_at(a, 0, h, 0);
     }
-    for (int t = 0; t < out.ne[2]; t++) {
+    const int n_tokens = static_cast<int>(out.ne[2]);
+    struct {
+        float b[ROWS], dt;
+    } now, next;
+    auto load = [&](int t) {
+        load_rows(part, floats_at(b, part.first, group, t), next.b);
+        next.dt = *floats_at(dt, h, t, 0);
+    };
+    load(0);
+    for (int t = 0; t < n_tokens; t++) {
         Step step;
         if (!find_step(p, states, slots, t, step)) return;
         if (step.loads) load_part(part, states, step.src, s);
-        const float size = softplus(*floats_at(dt, h, t, 0)), v = *floats_at(x, i, h, t);
-        const float added = size * v, decay = expf(size * rates[0]);
-        const float *to = floats_at(b, part.first, group, t);
-        const float *from = floats_at(c, part.first, group, t);
-        float y = 0.0f;
+        float from[ROWS];
+        const float v = *floats_at(x, i, h, t);
+        load_rows(part, floats_at(c, part.first, group, t), from);
+        now = next;
+        load(t + 1 < n_tokens ? t + 1 : t);  // on its way while this token computes
+        const float size = softplus(now.dt), added = size * v;
+        const float decay = CHANNELS ? 0.0f : expf(size * rates[0]);
+        float y[1] = {0.0f};
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
-            if (j >= part.n) continue;
-            s[j] = fmaf(added, to[j], s[j] * (CHANNELS ? expf(size * rates[j]) : decay));
-            y = fmaf(s[j], from[j], y);
+            s[j] = fmaf(added, now.b[j], s[j] * (CHANNELS ? expf(size * rates[j]) : decay));
+            y[0] = fmaf(s[j], from[j], y[0]);
         }
-        y = sums.of(y);
-        if (warp_id() == 0 && part.is_column) *floats_at(out, i, h, t) = fmaf(skip, v, y);
+        sums.of(y);
+        if (warp_id() == 0 && part.is_column) *floats_at(out, i, h, t) = fmaf(skip, v, y[0]);
         if (step.stores) store_part(part, states, step.dst, s);
     }
 }
@@ -196,17 +221,17 @@ KERNEL(ssm_scan_channels_f32, MAX_WARPS * WARP, 1) { scan<true>(p); }
 // --- gated delta net ---
 
 // The sum over this thread's rows of a key times the state.
-DEVICE float known_by(const Part &part, const float *key, const float (&s)[ROWS]) {
+DEVICE float known_by(const float (&key)[ROWS], const float (&s)[ROWS]) {
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
-        if (i < part.n) sum = fmaf(key[i], s[i], sum);
+    for (int i = 0; i < ROWS; i++) sum = fmaf(key[i], s[i], sum);
     return sum;
 }
 
+// A token's sum of its key times the state is computed with the result of the token before it.
 // Parameter 0 is 1 if value heads use key heads in turn.
 KERNEL(gated_delta_net_f32, MAX_WARPS * WARP, 1) {
-    __shared__ float shared[2][MAX_WARPS][WARP];
+    __shared__ float shared[2][2][MAX_WARPS][WARP];
     RowSums sums = {shared, 0};
     const Tensor &out = p.t[0], &q = p.t[1], &k = p.t[2], &v = p.t[3], &g = p.t[4], &beta = p.t[5];
     const Tensor &states = p.t[6], &slots = p.t[7];
@@ -216,25 +241,41 @@ KERNEL(gated_delta_net_f32, MAX_WARPS * WARP, 1) {
     const int key_head = p.param[0].i ? h % n_k : h * n_k / n_v;
     const Part part = part_of(h, d, d, static_cast<int>(blockIdx.x) % blocks);
     const int column = part.is_column ? part.column : 0;
-    float s[ROWS] = {};
+    float s[ROWS] = {}, known = 0.0f;
+    struct {
+        float k[ROWS], v, g;
+    } now, next;
+    auto load = [&](int t) {
+        load_rows(part, floats_at(k, part.first, key_head, t), next.k);
+        next.v = *floats_at(v, column, h, t);
+        next.g = *floats_at(g, h, t, 0);
+    };
+    load(0);
     for (int t = 0; t < n_tokens; t++) {
         Step step;
         if (!find_step(p, states, slots, t, step)) return;
-        if (step.loads) load_part(part, states, step.src, s);
-        const float *key = floats_at(k, part.first, key_head, t);
-        const float *query = floats_at(q, part.first, key_head, t);
-        const float known = sums.of(known_by(part, key, s)), decay = expf(*floats_at(g, h, t, 0));
-        const float missing = *floats_at(v, column, h, t) - known * decay;
-        const float change = missing * *floats_at(beta, h, t, 0);
+        float query[ROWS];
+        const float rate = *floats_at(beta, h, t, 0);
+        load_rows(part, floats_at(q, part.first, key_head, t), query);
+        now = next;
+        load(t + 1 < n_tokens ? t + 1 : t);  // on its way while this token computes
+        if (step.loads) {
+            load_part(part, states, step.src, s);
+            float sum[1] = {known_by(now.k, s)};
+            sums.of(sum);
+            known = sum[0];
+        }
+        const float decay = expf(now.g), change = (now.v - known * decay) * rate;
         float y = 0.0f;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            if (i >= part.n) continue;
-            s[i] = fmaf(key[i], change, s[i] * decay);
+            s[i] = fmaf(now.k[i], change, s[i] * decay);
             y = fmaf(query[i], s[i], y);
         }
-        y = sums.of(y);
-        if (warp_id() == 0 && part.is_column) *floats_at(out, column, h, t) = y;
+        float both[2] = {y, known_by(next.k, s)};
+        sums.of(both);
+        if (warp_id() == 0 && part.is_column) *floats_at(out, column, h, t) = both[0];
+        known = both[1];
         if (step.stores) store_part(part, states, step.dst, s);
     }
 }
