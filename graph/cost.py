@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .op import VIEW_OPS, AttnParams, Op
-from .tensor import Tensor, params_of
+from .op import VIEW_OPS, WRITTEN_SOURCES, AttnParams, Op
+from .tensor import Tensor, params_of, written_source
 
 I32_BYTES = 4
 
@@ -24,12 +24,14 @@ class KnownUse:
     """The parts of its sources that a node uses, where data decides. None if unknown.
 
     `experts`: number of experts that a MUL_MAT_ID uses. `cells`: number of pool cells that
-    attention reads. `pairs`: number of (token, attended position) pairs.
+    attention reads. `pairs`: number of (token, attended position) pairs. `states`: number of states
+    that a recurrence reads, and of those that it writes.
     """
 
     experts: int | None = None
     cells: int | None = None
     pairs: int | None = None
+    states: int | None = None
 
 
 class Cost(NamedTuple):
@@ -59,6 +61,7 @@ def cost(
             if src not in nodes and src.root not in nodes:
                 read[src] = max(read.get(src, 0), _read_bytes(node, i, used))
     written = sum(_written_bytes(node) for node in computed if node is nodes[-1] or node in kept)
+    written += sum(_states_bytes(node, used) for node in computed)
     return Cost(sum(read.values()), written, sum(_mul_adds(node, used) for node in computed))
 
 
@@ -70,6 +73,8 @@ def data_bytes(t: Tensor) -> int:
 def _read_bytes(node: Tensor, i: int, used: KnownUse) -> int:
     """The bytes that the node reads of its i-th source; of adapters, as if tokens had all."""
     src = node.src[i]
+    if src is written_source(node):
+        return _states_bytes(node, used)
     match node.op, i:
         case Op.GET_ROWS, 0:
             return src.type.row_size(src.ne[0]) * node.n_rows
@@ -96,6 +101,16 @@ def _written_bytes(node: Tensor) -> int:
     return data_bytes(node)
 
 
+def _states_bytes(node: Tensor, used: KnownUse) -> int:
+    """The bytes of the states that a node reads, and of those that it writes."""
+    states = written_source(node)
+    if states is None:
+        return 0
+    n_tokens = node.src[WRITTEN_SOURCES[node.op] + 1].ne[1]  # of its slots
+    most = min(states.ne[1], n_tokens)
+    return states.type.row_size(states.ne[0]) * (most if used.states is None else used.states)
+
+
 def _mul_adds(node: Tensor, used: KnownUse) -> int:
     if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID, Op.LORA_A):
         return node.src[0].ne[0] * node.n_elements
@@ -107,6 +122,12 @@ def _mul_adds(node: Tensor, used: KnownUse) -> int:
         most = n_tokens * min(n_cells, n_swa or n_cells)
         pairs = most if used.pairs is None else used.pairs
         return pairs * n_head * (head_dim_k + node.ne[0])
+    if node.op is Op.SSM_CONV:
+        return node.src[1].ne[0] * node.n_elements
+    if node.op is Op.SSM_SCAN:  # to the state, and from it
+        return 2 * node.src[3].ne[0] * node.n_elements
+    if node.op is Op.GATED_DELTA_NET:  # also its part along the key
+        return 3 * node.ne[0] * node.n_elements
     return 0
 
 

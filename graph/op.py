@@ -7,7 +7,7 @@ computes.
 from __future__ import annotations
 
 from enum import IntEnum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Op(IntEnum):
@@ -44,6 +44,10 @@ class Op(IntEnum):
     FLASH_ATTN_EXT = auto()
     LORA_A = auto()  # this and the next are not in ggml
     LORA_B = auto()
+    # recurrences: see `WRITTEN_SOURCES`
+    SSM_CONV = auto()
+    SSM_SCAN = auto()
+    GATED_DELTA_NET = auto()
     # moving data
     GET_ROWS = auto()
     SET_ROWS = auto()
@@ -84,6 +88,10 @@ INPLACE_OPS = frozenset(
         Op.LORA_B,
     }
 )
+
+# the source that an op writes beside its result: the states of a recurrence. The next source has
+# the slots of tokens: see `ops/recurrent.py`
+WRITTEN_SOURCES: Final = {Op.SSM_CONV: 2, Op.SSM_SCAN: 5, Op.GATED_DELTA_NET: 5}
 
 
 class UnaryOp(IntEnum):
@@ -207,6 +215,12 @@ class AttnParams(NamedTuple):
     n_swa: int = 0
 
 
+class DeltaParams(NamedTuple):
+    """GATED_DELTA_NET: value head h has key head h % n_k if `interleaved`, else h * n_k // n_v."""
+
+    interleaved: bool
+
+
 class SortParams(NamedTuple):
     """ARGSORT: its order."""
 
@@ -235,6 +249,7 @@ OpParams = (
     | RopeParams
     | SoftMaxParams
     | AttnParams
+    | DeltaParams
     | SortParams
     | ConcatParams
     | DiagMaskParams

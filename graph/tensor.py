@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from ..base.errors import GraphError
-from .op import INPLACE_OPS, Op, OpParams
+from .op import INPLACE_OPS, WRITTEN_SOURCES, Op, OpParams
 from .types import GGMLType
 
 MAX_DIMS: Final = 4
@@ -206,6 +206,12 @@ def inplace_sources(node: Tensor) -> Sequence[Tensor]:
         return ()
     # these read the rows of the other sources in any order
     return node.src[:1] if node.op in (Op.ADD_ID, Op.LORA_B) else node.src
+
+
+def written_source(node: Tensor) -> Tensor | None:
+    """The source that the node writes beside its result, if any."""
+    i = WRITTEN_SOURCES.get(node.op)
+    return None if i is None else node.src[i]
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:

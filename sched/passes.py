@@ -13,7 +13,7 @@ from itertools import chain
 from ..alloc.buffer import Buffer, Usage
 from ..base.errors import SchedulingError
 from ..graph.op import VIEW_OPS, Op
-from ..graph.tensor import INPUT, Tensor
+from ..graph.tensor import INPUT, Tensor, written_source
 from .assignment import Assignment, BackendTable
 
 # their weights (rope factors, attention sinks) are too small to decide the backend
@@ -58,7 +58,8 @@ def _check_viewed(a: Assignment, leaf: Tensor, source: Tensor) -> None:
 
 
 def _from_place(table: BackendTable, tensor: Tensor) -> tuple[int, str] | None:
-    root = tensor.view_src or tensor
+    where = written_source(tensor) or tensor  # a copy of states would lose what is written
+    root = where.root
     if root.buffer is not None:
         if root.buffer.usage is Usage.COMPUTE:
             raise SchedulingError(
@@ -70,7 +71,7 @@ def _from_place(table: BackendTable, tensor: Tensor) -> tuple[int, str] | None:
         backend_id = _first_able(table, root.buffer, tensor)
         if backend_id is None:
             raise SchedulingError(
-                f"{tensor!r} is in a buffer of {root.buffer.buft.name}, and no backend for this "
+                f"{where!r} is in a buffer of {root.buffer.buft.name}, and no backend for this "
                 f"buffer type can run {tensor.op.name}"
             )
         return backend_id, "1.dst"

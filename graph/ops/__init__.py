@@ -44,6 +44,7 @@ from .elementwise import (
     xielu,
 )
 from .matrix import flash_attn_ext, lora_a, lora_b, mul_mat, mul_mat_id
+from .recurrent import gated_delta_net, ssm_conv, ssm_scan
 from .rows import (
     argsort,
     argsort_top_k,
@@ -73,6 +74,7 @@ __all__ = [
     "dup",
     "fill",
     "flash_attn_ext",
+    "gated_delta_net",
     "geglu",
     "gelu",
     "gelu_erf",
@@ -98,6 +100,8 @@ __all__ = [
     "soft_max",
     "sqr",
     "sqrt",
+    "ssm_conv",
+    "ssm_scan",
     "sub",
     "sum_rows",
     "swiglu",

@@ -7,6 +7,7 @@ Tested through the ops' tests of each backend.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from ...graph.op import (
     ClampParams,
@@ -129,3 +130,27 @@ def _yarn_range(p: RopeParams) -> tuple[float, float]:
 
     low, high = math.floor(pair_that_turns(p.beta_fast)), math.ceil(pair_that_turns(p.beta_slow))
     return float(max(0, low)), float(min(p.n_dims - 1, high))
+
+
+# --- recurrences ---
+
+# Columns of a block of a state that is a matrix. A block's rows follow each other, then comes the
+# next block; the last one may be narrower. So a processor loads a block from consecutive lines,
+# and keeps it in its first cache for all tokens.
+STATE_COLUMNS: Final = 32
+
+
+def state_matrix(node: Tensor) -> tuple[int, int]:
+    """The rows and columns of the matrices in a state of an SSM_SCAN or GATED_DELTA_NET.
+
+    There is one for each head. The heads of Mamba 1 have one element: all are one matrix.
+    """
+    if node.op is Op.SSM_SCAN:
+        n_columns = node.ne[0] if has_head_decay(node) else node.ne[1]
+        return node.src[3].ne[0], n_columns
+    return node.ne[0], node.ne[0]
+
+
+def has_head_decay(scan: Tensor) -> bool:
+    """True if an SSM_SCAN has one decay for each head, as Mamba 2; False for Mamba 1."""
+    return scan.src[2].ne[0] == 1

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, Final, Generic, NamedTuple
 
 from ...base.errors import BackendError
-from ...graph.tensor import Tensor
+from ...graph.tensor import Tensor, written_source
 from .calls import CallT, PreparedSource
 
 MAX_PREPARED: Final = 2  # most prepared sources of a call
@@ -78,8 +78,8 @@ class Steps(Generic[CallT]):
         tensors = call.tensors or (node, *node.src)
         for made in call.prepared:
             slots.append(self._prepare(node, tensors, made, slots))
-        n = call.n_written
-        writes = [self._range(node, t) for t in tensors[:n]]
+        n, states = call.n_written, written_source(node)
+        writes = [self._range(node, t) for i, t in enumerate(tensors) if i < n or t is states]
         reads = [self._range(node, t) for t in tensors[n:]]
         reads += [_slot_range(i) for i in slots]
         self._append(Step(node, call, tensors, slots, reads, writes))

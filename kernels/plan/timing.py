@@ -23,12 +23,13 @@ import numpy as np
 
 from ...alloc.host import read_array
 from ...graph.cost import Cost, KnownUse, cost, data_bytes
-from ...graph.op import VIEW_OPS, Op
+from ...graph.op import VIEW_OPS, WRITTEN_SOURCES, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import CallTime
 from .steps import Step
 
-DEPEND_ON_DATA: Final = (Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT)  # ops whose cost depends on data
+# ops whose cost depends on data
+DEPEND_ON_DATA: Final = frozenset({Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT, *WRITTEN_SOURCES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,9 @@ class Timing:
                 return KnownUse(experts=int(np.unique(self._read(node.src[2])).size))
             if node.op is Op.FLASH_ATTN_EXT:
                 return _attended(*(self._read(node.src[i]).reshape(-1) for i in (4, 6, 7)))
+            if node.op in WRITTEN_SOURCES:
+                slots = self._read(node.src[WRITTEN_SOURCES[node.op] + 1])
+                return KnownUse(states=int(np.unique(slots[..., 1]).size))
         return KnownUse()
 
     def _read(self, tensor: Tensor) -> Any:

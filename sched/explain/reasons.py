@@ -11,7 +11,7 @@ from typing import Final
 
 from ...alloc.buffer import Usage
 from ...graph.op import VIEW_OPS, Op
-from ...graph.tensor import Tensor
+from ...graph.tensor import Tensor, written_source
 from ..scheduled import ScheduledGraph
 
 Original = Callable[[Tensor], Tensor]  # from a source to the tensor that it copies
@@ -60,11 +60,12 @@ class Reasons:
         return f"it was pinned to its data; {_listed(names)} {verb} {self._where(data[0], device)}"
 
     def _by_data(self, t: Tensor, device: str) -> str:
-        where = self._where(t, device)
+        data = (written_source(t) or t).root
+        where = self._where(data, device)
         if t.op is Op.NONE and t.view_src is None:
             return f"its data is {where}"
         what = "is a view of" if t.op in VIEW_OPS or t.op is Op.NONE else "writes into"
-        return f"it {what} {label(t.root)}, which is {where}"
+        return f"it {what} {label(data)}, which is {where}"
 
     def _by_viewed(self, t: Tensor, device: str) -> str:
         return f"it is a view of {label(t.root)}, which {device} can use where it is"

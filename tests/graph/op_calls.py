@@ -76,3 +76,36 @@ LORA: dict[str, Any] = {
     "scales": "scales[3, 8]",
     "parts": "parts[16] I32",
 }
+
+CONV: dict[str, Any] = {
+    "x": "x[64, 8]",
+    "w": "w[4, 64]",
+    "states": "states[192, 5]",
+    "slots": "slots[2, 8] I32",
+}
+SCAN: dict[str, Any] = {
+    "x": "x[16, 6, 8]",
+    "dt": "dt[6, 8]",
+    "a": "a[1, 6]",
+    "b": "b[32, 2, 8]",
+    "c": "c[32, 2, 8]",
+    "states": "states[3072, 5]",
+    "slots": "slots[2, 8] I32",
+}
+MAMBA_1: dict[str, Any] = {
+    "x": "x[1, 6, 8]",
+    "a": "a[32, 6]",
+    "b": "b[32, 1, 8]",
+    "c": "c[32, 1, 8]",
+    "states": "states[192, 5]",
+}
+DELTA: dict[str, Any] = {
+    "q": "q[16, 2, 8]",
+    "k": "k[16, 2, 8]",
+    "v": "v[16, 6, 8]",
+    "g": "g[6, 8]",
+    "beta": "beta[6, 8]",
+    "states": "states[1536, 5]",
+    "slots": "slots[2, 8] I32",
+    "interleaved": True,
+}

@@ -121,3 +121,25 @@ def test_views_between_fused_nodes_are_not_read() -> None:
     rows = ops.reshape(rope, (64, 2))
     stored = ops.set_rows(leaf(F16, 64, 100), rows, ids)
     assert cost([rope, stored]) == Cost(4 * 128 + 8 + 8, 2 * 2 * 64)
+
+
+def test_recurrences_read_and_write_the_states_in_use() -> None:
+    x, states, slots = leaf(F32, 64, 3), leaf(F32, 192, 9), leaf(I32, 2, 3)
+    node = ops.ssm_conv(x, leaf(F32, 4, 64), states, slots)
+    rest, state = 4 * (64 * 3 + 4 * 64 + 6), 4 * 192
+    assert cost([node]) == Cost(rest + 3 * state, 4 * 64 * 3 + 3 * state, 4 * 64 * 3)
+    one = cost([node], KnownUse(states=1))
+    assert one == Cost(rest + state, 4 * 64 * 3 + state, 4 * 64 * 3)
+    few = ops.ssm_conv(x, leaf(F32, 4, 64), leaf(F32, 192, 2), slots)
+    assert cost([few]).n_read == rest + 2 * state
+
+
+def test_products_of_recurrences() -> None:
+    slots, ab, bc = leaf(I32, 2, 3), leaf(F32, 4, 3), leaf(F32, 8, 1, 3)
+    scan = ops.ssm_scan(
+        leaf(F32, 16, 4, 3), ab, leaf(F32, 1, 4), bc, bc, leaf(F32, 8 * 16 * 4, 2), slots
+    )
+    assert cost([scan]).n_mul_adds == 2 * 8 * 16 * 4 * 3
+    q, v = leaf(F32, 8, 2, 3), leaf(F32, 8, 4, 3)
+    delta = ops.gated_delta_net(q, q, v, ab, ab, leaf(F32, 256, 2), slots, interleaved=True)
+    assert cost([delta]).n_mul_adds == 3 * 8 * 8 * 4 * 3

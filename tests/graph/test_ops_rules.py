@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from op_calls import BIASES, EXPERTS, FLASH, LORA, ROPE, SCATTER, Call
+from op_calls import BIASES, CONV, DELTA, EXPERTS, FLASH, LORA, MAMBA_1, ROPE, SCAN, SCATTER, Call
 
 from lamella.base.errors import GraphError
 from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
@@ -64,6 +64,7 @@ HEADS = "k.ne[0] must be q.ne[0] times a divisor of n_head"
 GET = "a.ne[2:] must equal ids.ne[1:3]"
 SET = "a and b must have equal dimensions except ne[1]"
 IDS = "ids.ne[0] must equal b.ne[1], and ids.ne[1:3] must divide b.ne[2:]"
+GROUPS = {"b": "b[32, 2, 8]", "c": "c[32, 2, 8]"}
 AXES = "must be a permutation of 0, 1, 2, 3"
 
 
@@ -137,6 +138,18 @@ def added(rule: str, y: str = "y[32, 8]", b: str = "b[32, 16]", z: str = "z[16, 
     of_all = rule.startswith("z must be [")
     shown = None if of_all else "y b" if rule.startswith("ne[0]") else rule[0]
     return wrong(rule, "lora_b", y, b, z, shows=shown)
+
+
+def conv(rule: str, shows: str, **changed: str) -> Wrong:
+    return wrong(rule, "ssm_conv", **CONV | changed, shows=shows)
+
+
+def scan(rule: str, shows: str, **changed: str) -> Wrong:
+    return wrong(rule, "ssm_scan", **SCAN | changed, shows=shows)
+
+
+def delta(rule: str, shows: str, **changed: str) -> Wrong:
+    return wrong(rule, "gated_delta_net", **DELTA | changed, shows=shows)
 
 
 def scatter(rule: str, shows: str, **changed: str) -> Wrong:
@@ -275,6 +288,34 @@ WRONG = [
     flash("sinks must be F32, not F16", "sinks", sinks="sinks[8] F16"),
     flash("sinks must be a vector of q.ne[1] = 8", "q sinks", sinks="sinks[2]"),
     flash("n_swa -1 must not be negative", "q", n_swa=-1),
+    conv("x must be F32, not F16", "x", x="x[64, 8] F16"),
+    conv("rows of w must be contiguous", "w", w="turned w[4, 64]"),
+    conv("x must be a matrix", "x", x="x[64, 8, 2]"),
+    conv("w must be [K, x.ne[0]], with K above 1", "x w", w="w[4, 32]"),
+    conv("w must be [K, x.ne[0]], with K above 1", "x w", w="w[1, 64]"),
+    conv("states must be F32, not F16", "states", states="states[192, 5] F16"),
+    conv("states must be a matrix with contiguous rows of 192", "states", states="states[256, 5]"),
+    conv("states must be a leaf", "states", states="gaps states[192, 5]"),
+    conv("slots must be I32, not I64", "slots", slots="slots[2, 8] I64"),
+    conv("slots must be [2, 8], contiguous", "slots", slots="slots[2, 7] I32"),
+    conv("bias must be F32, not F16", "bias", bias="bias[64] F16"),
+    conv("bias must be a contiguous vector of 64", "bias", bias="bias[32]"),
+    scan("x must have at most three dimensions", "x", x="x[16, 6, 8, 2]"),
+    scan("dt must be [6, 8]", "x dt", dt="dt[6, 7]"),
+    scan("a must be [32, 6] or [1, 6]", "x a b", a="a[16, 6]"),
+    scan("b must be [d_state, a divisor of n_head, n_tokens]", "x b", b="b[32, 4, 8]"),
+    scan("b and c must have the same shape", "b c", c="c[32, 1, 8]"),
+    scan("a of [32, 6] needs x of [1, 6]", "x a", a="a[32, 6]"),
+    scan("a of [32, 6] needs x of [1, 6]", "x a", **MAMBA_1 | {"x": "gaps x[1, 6, 8]"}),
+    scan(
+        "a of [32, 6] needs b of one group", "a b", **MAMBA_1 | {k: f"{k}[32, 2, 8]" for k in "bc"}
+    ),
+    scan("states must be a matrix with contiguous rows of 3072", "states", states="states[32, 5]"),
+    scan("d must be a contiguous vector of 6", "d", d="d[1, 6]"),
+    delta("v must have at most three dimensions", "v", v="v[16, 6, 8, 2]"),
+    delta("q must be [v.ne[0], a divisor of v.ne[1], v.ne[2]]", "q v", q="q[16, 4, 8]"),
+    delta("q and k must have the same shape", "q k", k="k[16, 1, 8]"),
+    delta("g and beta must be [6, 8]", "v g beta", beta="beta[6, 1]"),
     wrong("not I64", "get_rows", "a[64, 8] I64", "ids[7] I32", shows="a"),
     wrong("ids must be I32, not I64", "get_rows", "a[64, 8]", "ids[7] I64", shows="ids"),
     wrong(GET, "get_rows", "a[64, 8]", "ids[7, 2] I32"),

@@ -9,13 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from op_calls import BIASES, EXPERTS, FLASH, LORA, ROPE, SCATTER, Call, tensor
+from op_calls import (
+    BIASES,
+    CONV,
+    DELTA,
+    EXPERTS,
+    FLASH,
+    LORA,
+    MAMBA_1,
+    ROPE,
+    SCAN,
+    SCATTER,
+    Call,
+    tensor,
+)
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
 from lamella.graph.op import (
     AttnParams,
     ClampParams,
     ConcatParams,
+    DeltaParams,
     DiagMaskParams,
     EpsParams,
     FillParams,
@@ -220,6 +234,16 @@ RIGHT = [
         **FLASH | {"q": "q[1, 1, 5]", "k": "k[1, 3]", "v": "v[1, 3]", "page_size": 1},
         params=AttnParams(0.125, 0.0, 0.0, 1),
     ),
+    right("SSM_CONV[64, 8] F32", "ssm_conv", **CONV),
+    right("SSM_CONV[64, 8] F32", "ssm_conv", **CONV | {"x": "gaps x[64, 8]"}, bias="bias[64]"),
+    right("SSM_SCAN[16, 6, 8] F32", "ssm_scan", **SCAN),
+    right(
+        "SSM_SCAN[1, 6, 8] F32",
+        "ssm_scan",
+        **SCAN | MAMBA_1,
+        d="d[6]",
+    ),
+    right("GATED_DELTA_NET[16, 6, 8] F32", "gated_delta_net", **DELTA, params=DeltaParams(True)),
     right("GET_ROWS[64, 7] F32", "get_rows", "a[64, 100] Q8_0", "ids[7] I32"),
     right("GET_ROWS[4, 7, 3, 2] I32", "get_rows", "a[4, 10, 3, 2] I32", "ids[7, 3, 2] I32"),
     right(

@@ -13,6 +13,7 @@ from reference_run import GUARD, Array, data, graph_of, locate
 
 from lamella.base.settings import NO_FUSION
 from lamella.graph import Graph, Tensor
+from lamella.graph.tensor import written_source
 from lamella.kernels.cpu.plan import CpuPlan
 from lamella.kernels.cpu.pool import ThreadPool
 from lamella.kernels.cpu.table import CpuCall
@@ -49,17 +50,25 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
         shift: bytes off the alignment.
     """
     prepare(node, over, shift)
-    others = {s.root: s.root.buffer.copy() for s in node.src if s.root.buffer is not node.buffer}
+    kept = [s for s in node.src if s is not written_source(node)]
+    others = {s.root: s.root.buffer.copy() for s in kept if s.root.buffer is not node.buffer}
     with all_threads():
         compiled = CpuPlan(graph_of(node), address_of, n_threads)
     compiled.run(pool(n_threads))
-    root = node.root
-    end = root.offset + root.nbytes
-    assert (root.buffer[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
-    assert (root.buffer[end:] == GUARD).all(), f"{node}: bytes after it were written"
+    check_guards(node)
     for src, before in others.items():
         assert (src.buffer == before).all(), f"{node}: its source {src} was written"
     return data(node)
+
+
+def check_guards(node: Tensor) -> None:
+    """Check the bytes around a node's result, and around the states that it wrote."""
+    for t in (node, written_source(node)):
+        if t is not None:
+            root = t.root
+            end = root.offset + root.nbytes
+            assert (root.buffer[: root.offset] == GUARD).all(), f"{node}: bytes before {root}"
+            assert (root.buffer[end:] == GUARD).all(), f"{node}: bytes after {root}"
 
 
 def run_graph(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 from packed_run import packed
+from recurrent_cases import RECURRENCES, Make, conv, delta, scan, states
 from reference_run import DECODED, Array, data, ids, leaf, normal, place, unary
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
@@ -427,6 +428,38 @@ def lora_cases() -> Iterator[OpCase]:
         )
 
 
+# the states of tokens of different sequences: one begins with zeros, one leaves a checkpoint
+SLOTS: Final = np.array([[1, 1], [-1, 2], [3, 3], [4, 0], [5, 5]])
+
+
+def recurrent_cases() -> Iterator[OpCase]:
+    for name, (make, size) in RECURRENCES.items():
+        yield OpCase(
+            name,
+            lambda t, make=make, size=size: make(t, states(size), SLOTS[t]),  # type: ignore[misc]
+            axis=1 if name.startswith("ssm_conv") else 2,
+            limit=1e-10,
+        )
+    for n, one in ((1, False), (8, False), (32, True)):  # tokens of different sequences, or of one
+        sizes: dict[str, tuple[Make, int]] = {
+            "ssm_conv 8192": (conv(8192, 4, bias=False, n=n), 3 * 8192),
+            "ssm_scan 64x64": (scan(64, 64, 128, 8, d=True, n=n), 64 * 64 * 128),
+            "ssm_scan 1x4096": (scan(1, 4096, 16, 1, d=True, n=n), 4096 * 16),
+            "gated_delta_net 128": (delta(128, 16, 32, interleaved=True, n=n), 32 * 128 * 128),
+        }
+        slots = np.ones((n, 2)) if one else np.stack([1 + np.arange(n)] * 2, axis=1)
+        for name, (make, size) in sizes.items():
+            yield OpCase(
+                f"{name}x{n}",
+                lambda t, make=make, size=size, n=n, slots=slots: make(  # type: ignore[misc]
+                    t, states(size, n + 1), slots[t]
+                ),
+                n_tokens=n,
+                limit=1e-10,
+                timed=True,
+            )
+
+
 def packed_cases() -> Iterator[OpCase]:
     for type in FORMATS:
         k = 512 if type.block_size > 32 else 160
@@ -681,6 +714,7 @@ def op_cases() -> tuple[OpCase, ...]:
         rope_cases,
         matrix_cases,
         lora_cases,
+        recurrent_cases,
         packed_cases,
         data_cases,
         attention_cases,

@@ -204,6 +204,18 @@ def test_calls_that_use_the_same_memory_wait(use: Use, shift: int) -> None:
         assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 0]
 
 
+def test_a_recurrence_writes_its_states(use: Use) -> None:
+    use(Op.SQR, FILL)
+    use(Op.SSM_CONV, FILL)
+    x, states = filled(), filled()
+    recurrence = filled(x, x, states, op=Op.SSM_CONV)  # its source 2
+    for other in (filled(states), filled(over=states)):
+        nodes = [recurrence, other]
+        assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 1]
+        assert barriers_of(CpuPlan(graph_of(*reversed(nodes)), address_of, 2)) == [0, 1]
+    assert barriers_of(CpuPlan(graph_of(recurrence, filled(x)), address_of, 2)) == [0, 0]
+
+
 def test_calls_that_use_shared_scratch_memory_wait(use: Use) -> None:
     use(Op.SQR, FILL._replace(scratch=8, work=8))
     use(Op.SQRT, FILL._replace(work=8))

@@ -227,6 +227,22 @@ def test_data_in_flight_counts(make: Make) -> None:
     assert calls[-1].cost == cost([chosen], KnownUse(experts=3))
 
 
+@on_each
+def test_the_states_in_use_count(make: Make) -> None:
+    device = make()
+    x, taps, states = Tensor(F32, (8, 4)), Tensor(F32, (2, 8)), Tensor(F32, (8, 6))
+    slots = Tensor(I32, (2, 4))
+    node = ops.ssm_conv(x, taps, states, slots)
+    alloc_tensors([x, taps, states, slots, node], device.buffer_type, Usage.COMPUTE)
+    for leaf in (x, taps, states):
+        tensor_set(leaf, bytes(leaf.nbytes))
+    tensor_set(slots, np.array([[2, 2], [2, 2], [-1, 4], [4, 4]], np.int32))
+    backend = device.init_backend()
+    calls = backend.graph_plan_profile(backend.graph_plan_create(Graph(node)))
+    backend.free()
+    assert calls[-1].cost == cost([node], KnownUse(states=2))
+
+
 @fusing
 def test_an_error_of_a_kernel_is_raised_as_always(make: Make) -> None:
     device = make()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from lamella.alloc import BufferType, Usage, alloc_tensors
 from lamella.graph import GGMLType, Graph, Op, Tensor
+from lamella.graph import ops as build
 from lamella.sched import Backend, DeviceType, NullBufferType, NullDevice
 from lamella.sched.assignment import Assignment, BackendTable
 
@@ -64,3 +65,9 @@ def weight(buft: BufferType, *ne: int, name: str = "w", usage: Usage = Usage.WEI
 
 def names(tensors: Sequence[Tensor]) -> list[str]:
     return [t.name for t in tensors]
+
+
+def convolution(states: Tensor, n_tokens: int = 2) -> Tensor:
+    """A recurrence of 4 channels over states [4, n_slots], which it writes in place."""
+    slots = Tensor(GGMLType.I32, (2, n_tokens), name="slots").set_input()
+    return build.ssm_conv(inp(4, n_tokens, name="x"), leaf(2, 4, name="taps"), states, slots)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from machines import MACHINES, MakeDevices, gpu_cpu, running, shared_memory, two_gpus_cpu
-from null_machine import Null, inp, leaf, weight
+from null_machine import Null, convolution, inp, leaf, weight
 from random_graphs import Model, RandomGraph
 
 from lamella.alloc import Usage
@@ -438,3 +438,10 @@ def test_a_graph_of_views_only() -> None:
     assert (e.n_nodes, e.n_splits) == (1, 1)
     assert e.splits[0].n_computed == 0
     assert node(e, "y").is_view
+
+
+def test_a_recurrence_is_explained_by_its_states() -> None:
+    null = Null()
+    node = convolution(weight(null.gpu_bufts[0], 4, 8, name="states", usage=Usage.ANY))
+    e = explain(Scheduler(null.backends).alloc_graph(Graph(node.named("mixed"))))
+    assert why(e, "mixed") == ("1.dst", "it writes into states, which is on GPU0")

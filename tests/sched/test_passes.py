@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from null_machine import Null, inp, leaf, placed, weight
+from null_machine import Null, convolution, inp, leaf, placed, weight
 
 from lamella import SchedulingError
 from lamella.alloc import Usage
@@ -85,6 +85,28 @@ def test_pass1_offloads_from_host_memory_only() -> None:
     node = ops.mul_mat(weight(null.host, 4, 4), inp(4))
     a = pass1_allocated(null.assignment(Graph(node)))
     assert placed(a, node) == [("CPU", "1.wgt0")]
+
+
+def test_pass1_recurrences_stay_with_their_states() -> None:
+    """A copy of the states would get what the node writes."""
+    null = Null(2)
+    node = convolution(weight(null.gpu_bufts[1], 4, 8, usage=Usage.ANY))
+    a = pass1_allocated(null.assignment(Graph(ops.sqr(node))))
+    assert placed(a, node, a.graph.nodes[-1]) == [("GPU1", "1.dst"), None]
+
+
+def test_pass1_refuses_states_where_the_op_cannot_run() -> None:
+    null = Null(ops=(Op.ADD,))
+    states = weight(null.gpu_bufts[0], 4, 8, name="states", usage=Usage.ANY)
+    with pytest.raises(SchedulingError, match=r"states\[4, 8\] F32 .*GPU0.*SSM_CONV"):
+        pass1_allocated(null.assignment(Graph(convolution(states))))
+
+
+def test_pass1_refuses_states_among_weights() -> None:
+    null = Null()
+    node = convolution(weight(null.gpu_bufts[0], 4, 8, name="states"))
+    with pytest.raises(SchedulingError, match=r"SSM_CONV would write into weights states"):
+        pass1_allocated(null.assignment(Graph(node)))
 
 
 def test_pass1_refuses_memory_where_the_op_cannot_run() -> None:

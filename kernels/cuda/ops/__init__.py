@@ -1,6 +1,18 @@
 """ops: the kernels of each op, a module for each family. Importing this fills the tables."""
 
-from . import activations, attention, data, elementwise, heads, lora, matrix, rope, rows, sort
+from . import (
+    activations,
+    attention,
+    data,
+    elementwise,
+    heads,
+    lora,
+    matrix,
+    recurrent,
+    rope,
+    rows,
+    sort,
+)
 
 __all__ = [
     "activations",
@@ -10,6 +22,7 @@ __all__ = [
     "heads",
     "lora",
     "matrix",
+    "recurrent",
     "rope",
     "rows",
     "sort",
