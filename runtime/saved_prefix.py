@@ -35,10 +35,11 @@ def save_prefix(
     """Write the longest prefix of `tokens` that the pool holds to a file, or replace the file.
 
     Raises:
-        RequestError: the pool holds none, or the file cannot be written.
+        RequestError: the pool holds none, or the file cannot be written; or layers keep states.
         ModelFileError: the model's files cannot be read any more.
         ClosedError: the engine is closed.
     """
+    _check_states(instance)
     engine = instance.engine
 
     def read(context: Context) -> Prefix:
@@ -60,11 +61,13 @@ def restore_prefix(instance: Instance, path: Path, identity: PrefixIdentity = PL
     """Add the prefix of a file to the pool: requests that begin with it reuse it, with equal bits.
 
     Raises:
-        RequestError: there is no such file, or it is damaged, too long or of another identity.
+        RequestError: there is no such file, or it is damaged, too long or of another identity; or
+            layers keep states.
         OutOfMemoryError: the pool is too small.
         ModelFileError: the model's files cannot be read any more.
         ClosedError: the engine is closed.
     """
+    _check_states(instance)
     engine, context = instance.engine, instance.context
 
     def sizes_of(n: int) -> list[int]:
@@ -93,6 +96,12 @@ def forget_prefix(
     """Remove a prefix from the pool, but for what others share. Return the tokens removed."""
     engine = instance.engine
     return engine.call(lambda _: engine.prefixes.forget(tokens, identity))
+
+
+def _check_states(instance: Instance) -> None:
+    if instance.context.pool.slots is not None:
+        arch = instance.context.model.hp.arch
+        raise RequestError(f"prefixes of {arch!r} cannot be saved, as its layers keep states")
 
 
 def _of_file(instance: Instance, identity: PrefixIdentity) -> Identity:

@@ -53,7 +53,7 @@ class Prefixes:
     def find(self, ticket: Ticket) -> Found:
         """Return the longest prefix of a job. The last token is left out: its logits are
         needed."""
-        if not ticket.params.cache_prompt:
+        if not ticket.params.cache_prompt or self._context.pool.slots is not None:
             return Found(self._context.pool.new_sequence(), 0)
         seq = self._shared(ticket)
         fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
