@@ -18,6 +18,8 @@ from .params import ContextParams
 from .state_slots import SlotPool
 
 PREFIX_EACH: Final = 1024  # default cells for the prefix cache, for each parallel sequence
+CHECKPOINTS: Final = 8  # default states for the prefix cache, for each parallel sequence
+CHECKPOINT_BYTES: Final = 1 << 29  # the most bytes of these; each has one in any case
 
 
 def make_pool(
@@ -29,8 +31,18 @@ def make_pool(
         RequestError: `n_ctx` is below 1, or the cells exceed an int32.
     """
     pools = [_pool_of(group, params, n_ctx, n_ubatch) for group in groups_of(memory)]
-    slots = SlotPool(params.n_parallel) if state_group(memory) else None
-    return KVPool(n_ctx, pools, n_seqs=params.n_parallel, slots=slots)
+    return KVPool(n_ctx, pools, n_seqs=params.n_parallel, slots=_slots(memory, params))
+
+
+def _slots(memory: Sequence[LayerMemory], params: ContextParams) -> SlotPool | None:
+    """Return the slots of layers with states; None: there are none."""
+    if state_group(memory) is None:
+        return None
+    n_bytes = 4 * sum(n for layer in memory for n in layer.states)
+    n_each = params.ctx_checkpoints
+    if n_each is None:
+        n_each = min(CHECKPOINTS, max(CHECKPOINT_BYTES // params.n_parallel // n_bytes, 1))
+    return SlotPool(params.n_parallel, n_each * params.n_parallel)
 
 
 def _pool_of(group: Group, params: ContextParams, n_ctx: int, n_ubatch: int) -> PagePool:

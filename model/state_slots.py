@@ -63,6 +63,7 @@ class SequenceStates:
         slot: 0: none; the states are zero.
         marks: lengths whose states are kept as soon as they are computed, while slots are free.
         kept: the slots of such lengths, each with a reference.
+        n_known: tokens that the prefix tree had when it was searched, with or without a state.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -71,6 +72,7 @@ class SequenceStates:
         self.slot = 0
         self.marks: frozenset[int] = frozenset()
         self.kept: dict[int, int] = {}
+        self.n_known = 0
         self._read = 0  # the slot that the last run began with; it may still be in use
         self._guessed = range(0)  # lengths that `guess` has reserved slots for
 

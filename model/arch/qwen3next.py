@@ -1,7 +1,7 @@
 """qwen3next: Qwen 3 Next. Gated delta nets in most layers, gated attention in the others; experts.
 
-qwen35: Qwen 3.5 and 3.6. The same without experts, and with another order of heads.
-qwen35moe: Qwen 3.5 and 3.6 with experts.
+qwen35: Qwen 3.5. The same without experts, and with another order of heads.
+qwen35moe: Qwen 3.5 with experts.
 
 Layers that predict more than one token are left out. Tested by tests/model/test_arch_golden.py.
 """
