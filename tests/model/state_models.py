@@ -6,6 +6,7 @@ The shapes of their weights are those that the architecture declares.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,20 +63,42 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
         "ssm.time_step_rank": 8,
     },
 }
+# those of layers that no golden model has
+MORE: Final[dict[str, dict[str, Any]]] = {
+    "mamba": KEYS["mamba"] | {"ssm.dt_b_c_rms": True},
+    "nemotron_h_moe": {
+        **SSM,
+        "block_count": 4,
+        "attention.head_count": 4,
+        "attention.head_count_kv": [0, 2, 0, 0],
+        "feed_forward_length": [0, 0, 32, 0],
+        "expert_count": 6,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "expert_shared_feed_forward_length": 48,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+    },
+}
 
 
-def write_state_model(arch: str, path: Path) -> None:
-    """Write the model of an architecture with states, see `KEYS`."""
-    _write(arch, path, {})
+def write_state_model(arch: str, path: Path, keys: Mapping[str, Any] | None = None) -> None:
+    """Write the model of an architecture with states; with other keys than its `KEYS`."""
+    keys = KEYS[arch] if keys is None else keys
+    _write(arch, path, keys, {})
     with open_gguf(path) as file:
-        shapes = {spec.name: spec.ne for spec in open_architecture(file).weights() if spec.required}
-    _write(arch, path, shapes)
+        specs = open_architecture(file).weights()
+    optional = ("ssm_norm.weight", "exp_probs_b.bias")
+    shapes = {s.name: s.ne for s in specs if s.required or s.name.endswith(optional)}
+    _write(arch, path, keys, shapes)
 
 
-def _write(arch: str, path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def _write(
+    arch: str, path: Path, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
     writer = gguf.GGUFWriter(path, arch)
-    keys = COMMON | KEYS[arch]
-    write_keys(writer, {f"{arch}.{key}": value for key, value in keys.items()})
+    write_keys(writer, {f"{arch}.{key}": value for key, value in {**COMMON, **keys}.items()})
     write_vocab(writer, N_VOCAB)
     for name, ne in shapes.items():
         rng = np.random.default_rng(zlib.crc32(name.encode()))
