@@ -155,6 +155,12 @@ class SequenceStates:
         if self.slot:
             self.pool.add(self.slot)
 
+    def restore(self, n: int) -> None:
+        """Take a slot, to which the caller writes the states after the first `n` tokens."""
+        assert not self.slot, "the sequence has states"
+        (self.slot,) = self.pool.take(1)
+        self.length = n
+
     def at(self, n: int) -> SlotRef:
         """Return the states of the first `n` positions, or of all computed ones if these are
         fewer.

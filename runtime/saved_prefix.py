@@ -35,17 +35,16 @@ def save_prefix(
     """Write the longest prefix of `tokens` that the pool holds to a file, or replace the file.
 
     Raises:
-        RequestError: the pool holds none, or the file cannot be written; or layers keep states.
+        RequestError: the pool holds none, or the file cannot be written.
         ModelFileError: the model's files cannot be read any more.
         ClosedError: the engine is closed.
     """
-    _check_states(instance)
     engine = instance.engine
 
     def read(context: Context) -> Prefix:
         seq = engine.prefixes.tree.find(tokens, identity)
         try:
-            parts = read_parts(context.groups, seq) if seq.length else ()
+            parts = read_parts(context.all_groups, seq) if seq.length else ()
             return Prefix(np.array(tokens[: seq.length], np.int32), parts)
         finally:
             seq.free()
@@ -61,17 +60,15 @@ def restore_prefix(instance: Instance, path: Path, identity: PrefixIdentity = PL
     """Add the prefix of a file to the pool: requests that begin with it reuse it, with equal bits.
 
     Raises:
-        RequestError: there is no such file, or it is damaged, too long or of another identity; or
-            layers keep states.
+        RequestError: there is no such file, or it is damaged, too long or of another identity.
         OutOfMemoryError: the pool is too small.
         ModelFileError: the model's files cannot be read any more.
         ClosedError: the engine is closed.
     """
-    _check_states(instance)
     engine, context = instance.engine, instance.context
 
     def sizes_of(n: int) -> list[int]:
-        return part_sizes(context.groups, context.pool, n)
+        return part_sizes(context.all_groups, context.pool, n)
 
     prefix = read_prefix(path, _of_file(instance, identity), instance.n_ctx, sizes_of)
     tokens = prefix.tokens.tolist()
@@ -81,7 +78,9 @@ def restore_prefix(instance: Instance, path: Path, identity: PrefixIdentity = PL
         try:
             context.append(seq, len(tokens))
             seq.prepare(len(tokens), len(tokens))
-            write_parts(context.groups, seq, prefix.parts)
+            if seq.states is not None:
+                seq.states.restore(len(tokens))
+            write_parts(context.all_groups, seq, prefix.parts)
             engine.prefixes.tree.insert(tokens, seq, ended=True, identity=identity)
         finally:
             seq.free()
@@ -96,12 +95,6 @@ def forget_prefix(
     """Remove a prefix from the pool, but for what others share. Return the tokens removed."""
     engine = instance.engine
     return engine.call(lambda _: engine.prefixes.forget(tokens, identity))
-
-
-def _check_states(instance: Instance) -> None:
-    if instance.context.pool.slots is not None:
-        arch = instance.context.model.hp.arch
-        raise RequestError(f"prefixes of {arch!r} cannot be saved, as its layers keep states")
 
 
 def _of_file(instance: Instance, identity: PrefixIdentity) -> Identity:

@@ -14,7 +14,6 @@ from lamella.cli.main import main
 from lamella.model import kv_groups
 from lamella.runtime.fit import plan_model
 from lamella.runtime.open import open_embedding, open_instance
-from lamella.runtime.saved_prefix import restore_prefix, save_prefix
 
 CPU = open_params("", devices=("none",), n_threads=1, n_ctx=512, n_parallel=2)
 # two layers: a convolution of four tokens over 64 + 2 * 2 * 16 channels, and matrices of 64 * 16
@@ -79,8 +78,3 @@ def test_what_models_with_states_cannot_do(path: Path, tmp_path: Path) -> None:
     assert any("-cram has no effect" in note for note in plan.notes)
     with pytest.raises(UnsupportedModelError, match="draft_model: its layers keep states"):
         plan_model(CPU.change(path=path, draft_model=str(path)))
-    with open_instance(CPU.change(path=path)) as instance:
-        with pytest.raises(RequestError, match="prefixes of 'qwen35' cannot be saved"):
-            save_prefix(instance, tmp_path / "x", [1, 2])
-        with pytest.raises(RequestError, match="prefixes of 'qwen35' cannot be saved"):
-            restore_prefix(instance, tmp_path / "x")

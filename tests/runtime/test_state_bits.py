@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from open_params import open_params
@@ -16,6 +17,7 @@ from lamella.model.sampling import TokenLogprob
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 from lamella.runtime.params import OpenParams, RequestParams
+from lamella.runtime.saved_prefix import restore_prefix, save_prefix
 from lamella.runtime.text import generate
 
 PROMPT = [1, *(3 + i * 7 % 250 for i in range(80))]
@@ -40,12 +42,18 @@ def opened(path: Path, placement: str = "cpu", **given: object) -> OpenParams:
 
 
 def run(
-    instance: Instance, prompt: Sequence[int], n_predict: int = 5, *, cache_prompt: bool = True
+    instance: Instance,
+    prompt: Sequence[int],
+    n_predict: int = 5,
+    *,
+    cache_prompt: bool = True,
+    **more: object,
 ) -> tuple[int, list[int], Probs]:
     """The number of cached tokens, the predicted ones, and the exact probabilities."""
     options = {
         **{"temperature": 0, "n_predict": n_predict, "ignore_eos": True},
         "cache_prompt": cache_prompt,
+        **more,
     }
     params = RequestParams.make(options)
     generation = generate(instance.engine, instance.vocab, prompt, params, n_probs=20)
@@ -80,6 +88,32 @@ def test_a_conversation_evaluates_only_what_is_new(models: dict[str, Path], arch
             assert probs == run(instance, tokens, cache_prompt=False)[2]
             n_before = len(tokens) + len(answer)
             tokens += [*answer, 5 + turn, 77, 13]
+
+
+@pytest.mark.parametrize("arch", KEYS)
+def test_a_shifted_context_has_the_bits_of_its_new_prompt(
+    models: dict[str, Path], arch: str
+) -> None:
+    options: dict[str, Any] = {"context_shift": True, "n_keep": 20}
+    with open_instance(opened(models[arch], n_ctx=64)) as instance:
+        expected = run(instance, PROMPT[:40], 60, cache_prompt=False, **options)
+        assert run(instance, PROMPT[:40], 60, **options)[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("arch", KEYS)
+def test_a_saved_prefix_continues_with_the_same_bits(
+    models: dict[str, Path], arch: str, tmp_path: Path
+) -> None:
+    prompt = PROMPT[:70]
+    with open_instance(opened(models[arch])) as instance:
+        _, answer, _ = run(instance, prompt)
+        tokens = [*prompt, *answer]
+        expected = run(instance, [*tokens, 9, 8], cache_prompt=False)
+        saved = save_prefix(instance, tmp_path / "prefix", tokens)
+        assert saved.tokens == tokens[:-1]
+    with open_instance(opened(models[arch])) as instance:
+        assert restore_prefix(instance, tmp_path / "prefix").tokens == tokens[:-1]
+        assert run(instance, [*tokens, 9, 8]) == (len(tokens) - 1, *expected[1:])
 
 
 @pytest.mark.parametrize("n_kept", [0, 1, 8])
