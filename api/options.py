@@ -67,6 +67,10 @@ class LoadOptions(TypedDict, total=False):
     running requests; a prefix needs its last window (default: 1024 for each of -np, and at
     least a window)
     """
+    ctx_checkpoints: int | None
+    """states that recurrent layers keep for shared prefixes, for each of -np, besides those of
+    running requests; other models have none (default: 8, less if all are more than 512 MiB)
+    """
     n_parallel: int
     """maximum number of requests decoded together (default: 4)"""
     lora: str | Sequence[str | tuple[str, float]]

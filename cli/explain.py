@@ -21,7 +21,7 @@ from ..observe.explain_page import page
 from ..runtime.check import enforce
 from ..runtime.fit import plan_model
 from ..runtime.open import measure
-from ..runtime.plan import MeasuredModel, ModelPlan
+from ..runtime.plan import GroupPlan, MeasuredModel, ModelPlan
 from ..sched.explain import draw, explain, lines
 from .flags import add_model_flags, open_params
 from .plan_table import group_text
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     explanation = explain(scheduled)
     name = measured.model.path.name
     if args.html is not None:
-        groups_text = "; ".join(f"KV of {group_text(group)}" for group in plan.groups)
+        groups_text = "; ".join(map(_group, plan.groups))
         _write(args.html, page(explanation, name, what, groups_text))
     if args.json:
         groups = [asdict(group) for group in plan.groups]
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(draw(scheduled))
     elif args.html is None:
         sys.stdout.write(f"{name}, {what}\n")
-        sys.stdout.writelines(f"KV of {group_text(group)}\n" for group in plan.groups)
+        sys.stdout.writelines(f"{_group(group)}\n" for group in plan.groups)
         sys.stdout.writelines(f"{line}\n" for line in lines(explanation))
     if args.html is not None:
         stream = sys.stderr if args.json or args.dot else sys.stdout
@@ -89,6 +89,10 @@ def _log_warnings(plan: ModelPlan) -> None:
         enforce(plan)
     except (DoesNotFitError, PlacementError) as e:
         log.warning(Lines(str(e)))
+
+
+def _group(group: GroupPlan) -> str:
+    return group_text(group) if group.n_slots else f"KV of {group_text(group)}"
 
 
 def _graph(measured: MeasuredModel, n_tokens: int | None, *, embeds: bool) -> tuple[int, str]:

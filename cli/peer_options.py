@@ -50,7 +50,7 @@ NICE: Final = (
 )
 MAPPED: Final = "weights are copied from the file into memory of their own, which is not locked"
 PAGES: Final = "evaluated prompts stay in the context's pages, and then in the memory of -cram"
-STATES: Final = "no supported architecture has states that need checkpoints"
+SPACING: Final = "states are kept at multiples of 512 tokens, at doubling distances from the end"
 
 MODEL: Final = (
     refused("-cl --cache-list", "use `lamella list`"),
@@ -87,8 +87,7 @@ MODEL: Final = (
         "all requests share one pool of pages; none has a part of its own",
     ),
     refused("--kv-unified-per-slot N", "requests share the whole context: limit -n instead"),
-    no_effect("-ctxcp --ctx-checkpoints --swa-checkpoints N", STATES),
-    no_effect("-cms --checkpoint-min-step N", STATES, env="CHECKPOINT_MIN_SPACING_NT"),
+    no_effect("-cms --checkpoint-min-step N", SPACING, env="CHECKPOINT_MIN_SPACING_NT"),
     no_effect("--warmup / --no-warmup", "kernels are compiled at the start; no tokens are run"),
 )
 

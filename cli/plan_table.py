@@ -213,13 +213,16 @@ def _cache(plan: ModelPlan) -> list[str]:
 
 
 def group_text(group: GroupPlan) -> str:
-    """A group of layers, its tokens and bytes."""
+    """A group of layers, its tokens or slots, and bytes."""
     shared = f", used by {_plural(group.n_shared, 'more layer')}" if group.n_shared else ""
     prefix = f", {group.n_prefix} of them for shared prefixes" if group.n_prefix else ""
     fixed = f" for any context{prefix}" if group.is_fixed else ""
+    room = f"{group.n_ctx} tokens{fixed}"
+    if group.n_slots:
+        room = f"{group.n_slots} slots of {size_text(group.cell_bytes)}"
     return (
         f"{group.name}: {_plural(len(group.layers), 'layer')} ({_ranges(group.layers)}){shared}, "
-        f"{group.n_ctx} tokens{fixed}, {size_text(group.n_bytes)}"
+        f"{room}, {size_text(group.n_bytes)}"
     )
 
 

@@ -71,6 +71,7 @@ class Run:
     n_top: int = 0
     masks: Sequence[LateMask] = ()
     lora_scales: F32Array | None = None
+    slots: I32Array | None = None  # [n, 2], see `SequenceStates.run`
 
     @property
     def all_masks(self) -> Sequence[LateMask | None]:

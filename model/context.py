@@ -98,6 +98,10 @@ class Context(GraphContext):
         return self.kv.groups
 
     @property
+    def state_group(self) -> MemoryGroup | None:
+        return self.kv.state_group
+
+    @property
     def memory_buffers(self) -> Sequence[Buffer]:
         return self.kv.buffers
 
@@ -265,12 +269,15 @@ class Context(GraphContext):
     def _compute(self, ubatch: UBatch, n_top: int = 0, masked: bool = False) -> DecodeGraph:
         """Compute a ubatch and return its graph, which holds the outputs.
 
-        Its sequences get pages in the pools of layers with windows, and give others back.
+        Its sequences get pages in the pools of layers with windows, and give others back. They get
+        slots for their states.
         In a pipeline, a ubatch without outputs may still run on return.
         """
         with self._synchronized_on_error():
             if self.pool.gives_back:
                 _prepare(ubatch)
+            if self.pool.slots is not None:
+                _prepare_states(ubatch)
             graph = self._graph_for(self._params_of(ubatch, n_top, masked))
             self._run(
                 graph,
@@ -318,7 +325,7 @@ class Context(GraphContext):
         return self._graph_for(params).scheduled
 
     def _build(self, params: GraphParams) -> DecodeGraph:
-        return build_graph(self.model, self.kv.layers, params, self.pool, self.n_ctx)
+        return build_graph(self.model, self.kv, params, self.pool, self.n_ctx)
 
     def _pin(self, graph: StepGraph) -> None:
         """Pin attention to the device of its pages, as any other would copy the whole pool."""
@@ -337,6 +344,13 @@ def _prepare(ubatch: UBatch) -> None:
     for run in ubatch.runs:
         begin = begins.setdefault(id(run.seq), run.pos)
         run.seq.prepare(begin, run.pos + len(run.tokens))
+
+
+def _prepare_states(ubatch: UBatch) -> None:
+    """Get the slots that the tokens of a ubatch read and write."""
+    for run in ubatch.runs:
+        assert run.seq.states is not None, "the sequence is of another pool"
+        run.slots = run.seq.states.run(run.pos, run.pos + len(run.tokens))
 
 
 def _buckets(limit: int) -> list[int]:

@@ -31,6 +31,7 @@ from .embed_graph import N_TEXTS, EmbedGraph, EmbedParams, HeadGraph
 from .graph_context import GraphContext
 from .graphs import StepGraph, bucket
 from .kv_memory import KVRead, MemoryGroup
+from .layer_memory import state_group
 from .loader import LoadedModel
 from .params import ContextParams, EmbeddingParams
 from .pooling import Pooling
@@ -66,10 +67,16 @@ class EmbedContext(GraphContext):
 
         Raises:
             RequestError: an invalid parameter, or a model without a classifier for `rank`.
+            UnsupportedModelError: the model has layers with states.
             OutOfMemoryError: the compute buffers do not fit; all memory is freed.
         """
         params = params or ContextParams()
         arch = model.arch
+        if state_group(model.hp.memory) is not None:
+            raise UnsupportedModelError(
+                f"{model.path}: embeddings of {model.hp.arch!r} are not supported, as its layers "
+                "keep states"
+            )
         self.pooling = pooling_of(arch, embedding or EmbeddingParams())
         row_pooling = self.pooling
         if row_pooling is Pooling.RANK:

@@ -96,7 +96,18 @@ class GraphContext(ABC):
     @property
     @abstractmethod
     def groups(self) -> Sequence[MemoryGroup]:
-        """The groups of layers with a pool, each with its pool."""
+        """The groups of layers with keys and values, each with its pool."""
+
+    @property
+    def state_group(self) -> MemoryGroup | None:
+        """The layers with states, and their slots; None: there are none."""
+        return None
+
+    @property
+    def all_groups(self) -> Sequence[MemoryGroup]:
+        """The groups with a pool, the one with slots is the last."""
+        state = self.state_group
+        return self.groups if state is None else (*self.groups, state)
 
     @property
     @abstractmethod

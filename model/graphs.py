@@ -13,18 +13,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import buffer_of
+from ..alloc.buffer import buffer_of, view_init
 from ..alloc.host import HostBuffer
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import Scheduler
-from .arch import Architecture, GraphInputs, KVLayer
+from .arch import Architecture, GraphInputs
 from .batch import UBatch
+from .kv_memory import KVMemory
 from .kv_sequence import KVPool
 from .layer_memory import Window, groups_of
 from .loader import LoadedModel
 from .outputs import Outputs
+from .state_slots import NO_SLOT, SCRATCH_SLOT
 
 I32Array = npt.NDArray[np.int32]
 F32Array = npt.NDArray[np.float32]
@@ -96,6 +98,7 @@ class DecodeGraph(StepGraph):
             in_place(inputs.out_ids)[0],
             None if self.temperature is None else in_place(inputs.attn_scale).ravel(),
             None if (scales := inputs.lora_scales) is None else in_place(scales).view(np.float32),
+            None if inputs.slots is None else in_place(inputs.slots),
             [
                 _GroupArrays(
                     in_place(g.pages),
@@ -125,7 +128,7 @@ class DecodeGraph(StepGraph):
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        tokens, pos, seq, out_ids, attn_scale, lora_scales, groups = self._arrays
+        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, groups = self._arrays
         # lists first: NumPy takes as long for one number as for a short list
         all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
         for run in ubatch.runs:
@@ -146,6 +149,13 @@ class DecodeGraph(StepGraph):
             group.set(ubatch, g, pos)
         if self.temperature is not None and attn_scale is not None:
             attn_scale[:] = self.temperature.of(pos).view(np.int32)
+        if slots is not None:
+            slots[n:] = NO_SLOT, SCRATCH_SLOT
+            begin = 0
+            for run in ubatch.runs:
+                assert run.slots is not None, "the states are not prepared"
+                slots[begin : begin + len(run.slots)] = run.slots
+                begin += len(run.slots)
         if lora_scales is not None:
             lora_scales[:] = 0
             begin = 0
@@ -201,11 +211,14 @@ class _Arrays(NamedTuple):
     out_ids: I32Array
     attn_scale: I32Array | None  # the bytes of floats
     lora_scales: F32Array | None  # [n, n_parts]
+    slots: I32Array | None  # [n, 2]
     groups: list[_GroupArrays]
 
 
 def in_place(tensor: Tensor) -> I32Array:
     """Return the data of an input in host memory, int32 [rows, n]."""
+    if tensor.buffer is None:  # no node reads this input
+        view_init(tensor)
     buffer = buffer_of(tensor)
     assert isinstance(buffer, HostBuffer), f"input {tensor!r} is not in host memory"
     data: I32Array = buffer.array(tensor)[0].reshape(-1, tensor.ne[0]).view(np.int32)
@@ -214,7 +227,7 @@ def in_place(tensor: Tensor) -> I32Array:
 
 def build_graph(
     model: LoadedModel,
-    kv: Sequence[KVLayer | None],
+    kv: KVMemory,
     params: GraphParams,
     pool: KVPool,
     n_ctx: int,
@@ -232,10 +245,11 @@ def build_graph(
     logits = model.arch.build(
         model.weights,
         inputs,
-        kv,
+        kv.layers,
         page_size=pool.page_size,
         n_ctx=n_ctx,
         adapters=model.adapters.weights,
         control=model.control.directions,
+        states=kv.states,
     )
     return DecodeGraph(model.arch, params, inputs, logits)

@@ -57,6 +57,7 @@ class Layer:
         window: the window of positions that its tokens see; None: they see all earlier ones.
         kv_layer: the layer whose keys and values it uses; None: its own.
         latent: values are the first elements of keys, and are not stored.
+        states: elements of each state that it keeps of a sequence, such as a convolution's.
     """
 
     n_head: int
@@ -68,6 +69,7 @@ class Layer:
     window: Window | None = None
     kv_layer: int | None = None
     latent: bool = False
+    states: tuple[int, ...] = ()
 
     @property
     def n_embd_k(self) -> int:
@@ -87,11 +89,12 @@ class Layer:
                 Kind.SHARED, self.n_embd_k, self.n_embd_v, self.window, self.kv_layer
             )
         if not self.n_head_kv:
-            return LayerMemory(Kind.NONE)
+            kind = Kind.STATE if self.states else Kind.NONE
+            return LayerMemory(kind, states=self.states)
         if self.latent:
-            return LayerMemory(Kind.LATENT, self.n_embd_k, self.n_embd_v)
+            return LayerMemory(Kind.LATENT, self.n_embd_k, self.n_embd_v, states=self.states)
         kind = Kind.FULL if self.window is None else Kind.WINDOW
-        return LayerMemory(kind, self.n_embd_k, self.n_embd_v, self.window)
+        return LayerMemory(kind, self.n_embd_k, self.n_embd_v, self.window, states=self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,12 @@ class HParams:
 
 
 def read_hparams(
-    keys: Keys, eps_key: str, *, moe: bool = False, lacks_parts: bool = False
+    keys: Keys,
+    eps_key: str,
+    *,
+    moe: bool = False,
+    lacks_parts: bool = False,
+    attends: bool = True,
 ) -> HParams:
     """Return the hyperparameters of a file.
 
@@ -154,15 +162,38 @@ def read_hparams(
         eps_key: the key of the norms' epsilon, without "attention.".
         moe: the file must have experts.
         lacks_parts: layers may lack attention or the feed-forward part.
+        attends: layers have attention. If not, they have no feed-forward part either.
 
     Raises:
         ModelFileError: a key is missing, or has a wrong type or an invalid value.
         UnsupportedModelError: an unsupported rope scaling.
     """
-    low = 0 if lacks_parts else 1
     n_block = keys.count("block_count", high=MAX_LAYERS)
     n_nextn = keys.count("nextn_predict_layers", 0, low=0, high=n_block - 1)
-    n_layer = n_block - n_nextn
+    n_expert, n_expert_used, n_ff_exp = _experts(keys, moe)
+    layers = (
+        _layers(keys, n_block - n_nextn, n_ff_exp, lacks_parts)
+        if attends
+        else (_layers_without_attention(keys, n_block - n_nextn))
+    )
+    return HParams(
+        arch=keys.arch,
+        n_ctx_train=keys.count("context_length"),
+        n_embd=keys.count("embedding_length"),
+        n_vocab=_n_vocab(keys),
+        eps=keys.positive(f"attention.{eps_key}"),
+        layers=layers,
+        n_expert=n_expert,
+        n_expert_used=n_expert_used,
+        # Mixtral has only feed_forward_length
+        n_ff_exp=n_ff_exp or (layers[0].n_ff if n_expert else 0),
+        n_layer_nextn=n_nextn,
+        causal=keys.flag("attention.causal", True),
+    )
+
+
+def _layers(keys: Keys, n_layer: int, n_ff_exp: int, lacks_parts: bool) -> tuple[Layer, ...]:
+    low = 0 if lacks_parts else 1
     n_embd = keys.count("embedding_length")
     n_head = keys.per_layer("attention.head_count", n_layer, low=low)
     n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head, low=low)
@@ -172,25 +203,18 @@ def read_hparams(
     if not any(n_head):
         keys.fail("attention.head_count", 0, "a layer must have heads")
     head_dim_k, head_dim_v = _head_dims(keys, n_embd, max(n_head))
-    n_expert, n_expert_used, n_ff_exp = _experts(keys, moe)
     n_ff = keys.per_layer("feed_forward_length", n_layer, (n_ff_exp,) * n_layer, low=low)
     rope = read_rope(keys, head_dim_k)
-    return HParams(
-        arch=keys.arch,
-        n_ctx_train=keys.count("context_length"),
-        n_embd=n_embd,
-        n_vocab=_n_vocab(keys),
-        eps=keys.positive(f"attention.{eps_key}"),
-        layers=tuple(
-            Layer(n, n_kv, head_dim_k, head_dim_v, width, rope)
-            for n, n_kv, width in zip(n_head, n_head_kv, n_ff, strict=True)
-        ),
-        n_expert=n_expert,
-        n_expert_used=n_expert_used,
-        n_ff_exp=n_ff_exp or (n_ff[0] if n_expert else 0),  # Mixtral has only feed_forward_length
-        n_layer_nextn=n_nextn,
-        causal=keys.flag("attention.causal", True),
+    return tuple(
+        Layer(n, n_kv, head_dim_k, head_dim_v, width, rope)
+        for n, n_kv, width in zip(n_head, n_head_kv, n_ff, strict=True)
     )
+
+
+def _layers_without_attention(keys: Keys, n_layer: int) -> tuple[Layer, ...]:
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        keys.count(key, 0, low=0, high=0)
+    return (Layer(0, 0, 0, 0, 0, None),) * n_layer
 
 
 # --- windows ---

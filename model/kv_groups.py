@@ -2,7 +2,8 @@
 
 A pool of layers without a window has n_ctx cells, which all sequences share. A pool of layers with
 a window has pages for n_parallel sequences: those of a window and of a ubatch each. To these
-come pages for the prefix cache. Knows no tensors. Tested by tests/model/test_context_groups.py.
+come pages for the prefix cache. Layers with states have slots. Knows no tensors.
+Tested by tests/model/test_context_groups.py.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Final
 
 from .kv_pages import PAGE_SIZE, PagePool
 from .kv_sequence import KVPool
-from .layer_memory import Group, LayerMemory, groups_of
+from .layer_memory import Group, LayerMemory, groups_of, state_group
 from .params import ContextParams
+from .state_slots import SlotPool
 
 PREFIX_EACH: Final = 1024  # default cells for the prefix cache, for each parallel sequence
+CHECKPOINTS: Final = 8  # default states for the prefix cache, for each parallel sequence
+CHECKPOINT_BYTES: Final = 1 << 29  # the most bytes of these; each has one in any case
 
 
 def make_pool(
@@ -27,7 +31,18 @@ def make_pool(
         RequestError: `n_ctx` is below 1, or the cells exceed an int32.
     """
     pools = [_pool_of(group, params, n_ctx, n_ubatch) for group in groups_of(memory)]
-    return KVPool(n_ctx, pools, n_seqs=params.n_parallel)
+    return KVPool(n_ctx, pools, n_seqs=params.n_parallel, slots=_slots(memory, params))
+
+
+def _slots(memory: Sequence[LayerMemory], params: ContextParams) -> SlotPool | None:
+    """Return the slots of layers with states; None: there are none."""
+    if state_group(memory) is None:
+        return None
+    n_bytes = 4 * sum(n for layer in memory for n in layer.states)
+    n_each = params.ctx_checkpoints
+    if n_each is None:
+        n_each = min(CHECKPOINTS, max(CHECKPOINT_BYTES // params.n_parallel // n_bytes, 1))
+    return SlotPool(params.n_parallel, n_each * params.n_parallel)
 
 
 def _pool_of(group: Group, params: ContextParams, n_ctx: int, n_ubatch: int) -> PagePool:

@@ -7,7 +7,7 @@ graphs. Tested by tests/model/test_context.py and test_context_groups.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..sched.backend import Device
 from .arch import KVLayer
 from .kv_pages import PagePool
 from .kv_sequence import CellCopy, KVPool
-from .layer_memory import Kind, LayerMemory, groups_of
+from .layer_memory import Kind, LayerMemory, groups_of, state_group
 from .loader import LoadedModel
 from .params import ContextParams
 from .strict import clear_pool
@@ -29,22 +29,25 @@ from .strict import clear_pool
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """The layers that share a pool, and their keys and values.
+    """The layers that share a pool, and their keys and values, or their states.
 
     Attributes:
-        name: "full", "latent", or the window: "window 512".
-        pool: the pages of the group.
+        name: "full", "latent", "state", or the window: "window 512".
+        pool: the pages of the group; slots are pages of one cell.
         layers: the keys and values of each layer, by its index.
+        states: of each layer, each [size, n_cells].
     """
 
     name: str
     pool: PagePool
-    layers: dict[int, KVLayer]
+    layers: dict[int, KVLayer] = field(default_factory=dict)
+    states: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one token in all layers."""
-        return sum(layer.cell_bytes for layer in self.layers.values())
+        """Bytes of one token in all layers, or of one slot."""
+        kv = sum(layer.cell_bytes for layer in self.layers.values())
+        return kv + sum(state.nb[1] for states in self.states.values() for state in states)
 
     @property
     def n_bytes(self) -> int:
@@ -65,10 +68,12 @@ class KVRead(NamedTuple):
 
 
 class KVMemory:
-    """Keys and values of each layer, with the cells of its group's pool. `alloc` allocates them.
+    """Keys and values of each layer, with the cells of its group's pool, and states. `alloc`
+    allocates them.
 
     Attributes:
-        groups: the groups of layers, in the order of the pools.
+        groups: the groups of layers with keys and values, in the order of the pools.
+        state_group: all layers with states; None: there are none.
         layers: the keys and values that each layer uses. A layer that shares memory has those of
             their owner, a layer without memory has None.
         buffers: the allocated memory.
@@ -88,13 +93,19 @@ class KVMemory:
             )
             for group, own in zip(groups_of(memory), pool.pools, strict=True)
         )
+        self.state_group = _state_group(memory, pool)
         owned = {il: layer for group in self.groups for il, layer in group.layers.items()}
         self.layers: Sequence[KVLayer | None] = [
             owned.get(il if layer.layer is None else layer.layer) for il, layer in enumerate(memory)
         ]
 
+    @property
+    def states(self) -> dict[int, tuple[Tensor, ...]]:
+        """The states of each layer that has some."""
+        return {} if self.state_group is None else self.state_group.states
+
     def alloc(self) -> None:
-        """Allocate the keys and values of each layer on their device.
+        """Allocate the keys and values, and the states, of each layer on their device.
 
         Raises:
             OutOfMemoryError: a device has too little memory; `free` frees what was allocated.
@@ -103,6 +114,8 @@ class KVMemory:
         owned = {il: layer for group in self.groups for il, layer in group.layers.items()}
         for il, layer in sorted(owned.items()):
             homes.setdefault(self._model.kv_home(il), []).extend(layer.tensors)
+        for il, states in sorted(self.states.items()):
+            homes.setdefault(self._model.state_home(il), []).extend(states)
         for device, tensors in homes.items():
             memory = self._model.memory
             self.buffers += alloc_tensors(tensors, device.buffer_type, Usage.ANY, memory)
@@ -151,7 +164,7 @@ class KVMemory:
                 yield tensor, page * size, size
 
     def reads(self) -> Iterator[tuple[Device, KVRead]]:
-        """Yield what attention of each layer reads, and the device that has it.
+        """Yield what attention of each layer reads, and the device that has it; also states.
 
         Layers that share memory read it too.
         """
@@ -160,11 +173,30 @@ class KVMemory:
                 n_swa = None if memory.window is None else memory.window.n_swa
                 device = self._model.kv_home(il if memory.layer is None else memory.layer)
                 yield device, KVRead(layer.cell_bytes, n_swa)
+        for il, states in self.states.items():
+            n_bytes = sum(state.nb[1] for state in states)
+            yield self._model.state_home(il), KVRead(2 * n_bytes, 1)  # read and written once
 
     def free(self) -> None:
         """Free all buffers. May be called again."""
         for buffer in self.buffers:
             buffer.free()
+
+
+def _state_group(memory: Sequence[LayerMemory], pool: KVPool) -> MemoryGroup | None:
+    group = state_group(memory)
+    if group is None:
+        return None
+    assert pool.slots is not None, "the pool has no slots"
+    n = pool.slots.n_cells_total
+    states = {
+        il: tuple(
+            Tensor(GGMLType.F32, (size, n), name=f"cache_s{i}_l{il}")
+            for i, size in enumerate(memory[il].states)
+        )
+        for il in group.layers
+    }
+    return MemoryGroup(group.name, pool.slots, states=states)
 
 
 def _layer(il: int, memory: LayerMemory, params: ContextParams, pool: PagePool) -> KVLayer:

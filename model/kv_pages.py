@@ -33,6 +33,7 @@ class PagePool:
     Attributes:
         window: sequences give pages back that lie before it; None: they keep all pages.
         evict: uncaches this number of evictable pages, or more.
+        name: for messages.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class PagePool:
         """Raise RequestError if a size is below 1 or the cells exceed an int32."""
         self.window = window
         self.evict: Callable[[int], None] | None = None
+        self.name = "the KV pool" if window is None else f"the KV pool of {window}"
         if n_cells < 1 or page_size < 1:
             raise RequestError(
                 f"a KV pool of {n_cells} cells in pages of {page_size}: both must be at least 1"
@@ -97,8 +99,7 @@ class PagePool:
     def check_free(self, n: int) -> None:
         """Raise OutOfMemoryError if fewer than `n` pages are free."""
         if n > self.n_free:
-            where = "the KV pool" if self.window is None else f"the KV pool of {self.window}"
-            raise OutOfMemoryError(where, n, self.n_free, "pages")
+            raise OutOfMemoryError(self.name, n, self.n_free, "pages")
 
     def take(self, n: int) -> list[int]:
         """Return `n` free pages, now used.

@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from .kv_checkpoints import Checkpoints
 from .kv_pages import I32Array
 from .kv_sequence import KVPool, KVSequence
 
@@ -68,13 +69,14 @@ class Node:
     A page 0 means that the pool has none. A node without a parent is not in the tree.
     """
 
-    __slots__ = ("_chain", "children", "end", "key", "keys", "pages", "parent")
+    __slots__ = ("_chain", "children", "end", "key", "keys", "pages", "parent", "states")
 
     def __init__(self, parent: Node | None, key: bytes, n_pools: int, chain: bytes = b"") -> None:
         self.parent = parent
         self.key = key
         self.end: int = len(key) // TOKEN_BYTES + (parent.end if parent else 0)
         self.pages = [0] * n_pools
+        self.states: dict[int, int] = {}  # slots of states, by length: parent.end < length <= end
         self.children: dict[bytes, Node] = {}
         self.keys: list[bytes] = []  # the children's keys, sorted; none is a prefix of another
         self._chain = chain  # b"": not computed yet; a root has one
@@ -98,6 +100,14 @@ class Node:
         n, near = max(found, default=(0, b""))
         return (self.children[near], n) if n else (None, 0)
 
+    def similar(self, key: bytes) -> Iterator[tuple[Node, int]]:
+        """Yield the children with a common prefix with `key`, and its length in tokens."""
+        first = key[:TOKEN_BYTES]
+        for near in islice(self.keys, bisect_left(self.keys, first), None):
+            if not first or not near.startswith(first):
+                break
+            yield self.children[near], _n_common(near, key)
+
 
 class PrefixTree:
     """The prefixes cached in the pools, which have one `PrefixTree` at most.
@@ -117,6 +127,10 @@ class PrefixTree:
         self._whole = list[int]()  # the pools without a window
         self._unsure = dict[Node, None]()  # whose pages are not computed yet
         self.keep: Callable[[Node, Sequence[int]], None] | None = None
+        self._states = None if pool.slots is None else Checkpoints(pool.slots)
+        if pool.slots is not None:
+            assert pool.slots.evict is None, "the pool has a prefix tree already"
+            pool.slots.evict = self._evict_states
         for g, own in enumerate(pool.pools):
             assert own.evict is None, "the pool has a prefix tree already"
             if own.window is None:
@@ -141,13 +155,20 @@ class PrefixTree:
         path = self._path(root, raw)
         node = path[-1] if path else root
         begin = node.end * TOKEN_BYTES
-        last, n_more = node.closest(raw[begin : begin + self._n_bytes])
-        if last is not None:
+        key = raw[begin : begin + self._n_bytes]
+        last, n_more = node.closest(key)
+        n_known = n = node.end + n_more
+        if self._states is not None:
+            path, n = self._path_to_state(self._states, root, path, raw)
+        elif last is not None:
             path.append(last)
-        n = self._usable(path, node.end + n_more)
+        n = self._usable(path, n)
         path = path[: self._pool.page_count(n)]
         pages = [self._pages(path, g, n) for g in range(len(self._pool.pools))]
-        seq = self._pool.sequence_of(n, pages)
+        state = None if self._states is None else self._states.longest(path, n)
+        seq = self._pool.sequence_of(n, pages, state)
+        if seq.states is not None:
+            seq.states.n_known = n_known
         self._touch(path[-1] if path else root, seq)
         return seq
 
@@ -202,10 +223,28 @@ class PrefixTree:
             is_filled = self._fill(node, key, seq)
             if in_flight and (is_filled or known is None):
                 self._unsure[node] = None
+        if self._states is not None:
+            changed = self._insert_states(self._states, node, seq, len(tokens), ended=ended)
+            if in_flight:
+                self._unsure |= dict.fromkeys(changed)
         if ended:
             self._touch(node, seq)
         self._prune(node)
         return node
+
+    def _insert_states(
+        self, states: Checkpoints, node: Node, seq: KVSequence, n: int, *, ended: bool
+    ) -> list[Node]:
+        """Add what `seq` keeps of up to `n` tokens, as far as there are nodes. Return the nodes
+        that got states."""
+        own = seq.states
+        assert own is not None, "the sequence is of another pool"
+        kept = own.take_kept(min(n, node.end))
+        last = [own.at(n)] if ended and own.length <= n else []
+        changed = states.add(node, [*kept, *last])
+        for _, slot in kept:
+            own.pool.drop(slot)
+        return changed
 
     def forget(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> int:
         """Remove the pages of `tokens` that no longer prefix needs. Return how many of these tokens
@@ -235,7 +274,10 @@ class PrefixTree:
         self._unsure.clear()
 
     def is_unsure(self, seq: KVSequence) -> bool:
-        """True if a sequence shares pages that work in flight computes."""
+        """True if a sequence shares pages or a slot that work in flight computes."""
+        states = seq.states
+        if states is not None and any(states.slot in node.states.values() for node in self._unsure):
+            return True
         return any(
             0 != node.pages[g] == pages.page(self._index(node))
             for node in self._unsure
@@ -250,6 +292,20 @@ class PrefixTree:
             path.append(child)
             begin += len(child.key)
         return path
+
+    def _path_to_state(
+        self, states: Checkpoints, root: Node, path: list[Node], raw: bytes
+    ) -> tuple[list[Node], int]:
+        """Return the nodes up to the longest usable state, and its length. `path` has the nodes
+        whose keys are in `raw`; the state may be in one beside them, whose key has common tokens.
+        """
+        for i in range(len(path), -1, -1):
+            node = path[i - 1] if i else root
+            begin = node.end * TOKEN_BYTES
+            child, n = states.best(node, node.similar(raw[begin : begin + self._n_bytes]))
+            if child is not None:
+                return [*path[:i], child], n
+        return [], 0
 
     def _root(self, identity: PrefixIdentity) -> Node:
         root = self._roots.get(identity)
@@ -267,8 +323,13 @@ class PrefixTree:
 
     def _usable(self, path: Sequence[Node], n: int) -> int:
         """Return the greatest length up to `n` that every pool can serve."""
-        while n_pages := max((self._last_missing(path, g, n) for g in self._in_window), default=0):
-            n = (n_pages - 1) * self._pool.page_size
+        most = n + 1
+        while n < most:
+            most = n
+            if self._states is not None:
+                n = self._states.longest(path, n).length
+            if n_pages := max((self._last_missing(path, g, n) for g in self._in_window), default=0):
+                n = (n_pages - 1) * self._pool.page_size
         return n
 
     def _last_missing(self, path: Sequence[Node], g: int, n: int) -> int:
@@ -293,10 +354,13 @@ class PrefixTree:
     def _add(self, parent: Node, key: bytes, seq: KVSequence) -> Node:
         """Return a new child. A child whose key is a prefix of `key` is removed."""
         i = bisect_left(parent.keys, key)
-        if i > 0 and key.startswith(parent.keys[i - 1]):
-            self._remove(parent.children[parent.keys[i - 1]])
-            i -= 1
         node = Node(parent, key, len(self._pool.pools))
+        if i > 0 and key.startswith(parent.keys[i - 1]):
+            shorter = parent.children[parent.keys[i - 1]]
+            if self._states is not None:
+                self._states.move(shorter, node)
+            self._remove(shorter)
+            i -= 1
         parent.keys.insert(i, key)
         parent.children[key] = node
         self._by_age[node] = None
@@ -336,6 +400,8 @@ class PrefixTree:
                 self._evicted(node, [g for g, page in enumerate(node.pages) if page])
             node.parent = None
             del self._by_age[node]
+            if self._states is not None:
+                self._states.remove(node)
             for ages in self._in_window.values():
                 ages.pop(node, None)
             for pool, page in zip(self._pool.pools, node.pages, strict=True):
@@ -343,14 +409,23 @@ class PrefixTree:
                     pool.uncache(page)
 
     def _prune(self, node: Node) -> None:
-        """Remove a node without pages and children, and those before it that become such nodes."""
-        while node.parent is not None and not node.children and not any(node.pages):
+        """Remove a node without pages, states and children, and those before it that become such
+        nodes."""
+        while (
+            node.parent is not None
+            and not node.children
+            and not node.states
+            and not any(node.pages)
+        ):
             parent = node.parent
             self._remove(node)
             node = parent
 
     def _touch(self, node: Node, seq: KVSequence) -> None:
-        """Mark the path to a node as used, and the pages of `seq` on it in pools with a window."""
+        """Mark the path to a node as used, and the pages of `seq` on it in pools with a window, and
+        its states."""
+        if self._states is not None and seq.states is not None:
+            self._states.touch(seq.states.slot)
         while node.parent is not None:
             self._by_age.move_to_end(node)
             for g, ages in self._in_window.items():
@@ -372,6 +447,13 @@ class PrefixTree:
             self._pool.pools[g].uncache(node.pages[g])
             node.pages[g] = 0
             self._prune(node)
+
+    def _evict_states(self, n: int) -> None:
+        """Free `n` slots of states. Nodes without pages and states leave."""
+        assert self._states is not None, "no layer has states"
+        for node in self._states.evict(n):
+            if node.parent is not None:
+                self._prune(node)
 
     def _evicted(self, node: Node, groups: Sequence[int]) -> None:
         """Offer pages to `keep`, if they are full and computed."""

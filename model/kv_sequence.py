@@ -5,6 +5,8 @@ it first. Pools without a window give pages for the whole length at `append`. Po
 give pages just before a ubatch is computed, in `prepare`, and take those back that lie before the
 window. So a sequence never has more than the pages of its window and of one ubatch there.
 
+If layers have states, a sequence also has a slot (state_slots.py), which `prepare_states` moves on.
+
 The caller performs the copies that `append` returns. Knows no tensors, no tokens and no policy of
 admission or preemption. Not thread-safe. Tests: tests/model/test_kv_sequence.py.
 """
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 from ..base.errors import ClosedError, OutOfMemoryError, RequestError
 from .kv_pages import PAGE_SIZE, I32Array, PageList, PagePool
+from .state_slots import SequenceStates, SlotPool, SlotRef
 
 
 class CellCopy(NamedTuple):
@@ -34,6 +37,7 @@ class KVPool:
         pools: the pool of each group. Their pages have the same size.
         width: the most pages of a sequence.
         n_seqs: the most sequences that pools with a window have pages for; None: no limit.
+        slots: those of the layers with states; None: there are none.
         gives_back: a pool has a window, so sequences give pages back and need `prepare`.
     """
 
@@ -44,6 +48,7 @@ class KVPool:
         *,
         n_seqs: int | None = None,
         page_size: int = PAGE_SIZE,
+        slots: SlotPool | None = None,
     ) -> None:
         """Without `pools`, make one of `n_ctx` cells, in pages of `page_size`.
 
@@ -55,6 +60,7 @@ class KVPool:
         assert all(pool.page_size == page_size for pool in self.pools), "pages differ in size"
         self.width = self.page_count(n_ctx)
         self.n_seqs = n_seqs
+        self.slots = slots
         self.gives_back = any(pool.window is not None for pool in self.pools)
 
     @property
@@ -83,14 +89,18 @@ class KVPool:
         """Return the index of the first page that a sequence of length `n` needs in a pool."""
         return 0 if pool.window is None else pool.window.begin(n) // self.page_size
 
-    def sequence_of(self, n: int, pages: Sequence[I32Array]) -> KVSequence:
-        """Return a new sequence of `n` positions that shares `pages`.
+    def sequence_of(
+        self, n: int, pages: Sequence[I32Array], state: SlotRef | None = None
+    ) -> KVSequence:
+        """Return a new sequence of `n` positions that shares `pages`, and a slot.
 
         For each pool these are the pages from `first_page` on.
         """
         seq = KVSequence(self)
         for own, found in zip(seq.pages, pages, strict=True):
             own.share(self.first_page(own.pool, n), found)
+        if seq.states is not None:
+            seq.states.share(state or SlotRef(0, 0))
         seq.length = seq._n_ready = n
         return seq
 
@@ -103,12 +113,14 @@ class KVSequence:
     Attributes:
         pages: its pages in each pool.
         held: pages that a ubatch from this position on sees are not given back; None: no such rule.
+        states: its states, which may be those of fewer positions; None: no layer has states.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self.held: int | None = None
         self.pages = tuple(PageList(own) for own in pool.pools)
+        self.states = None if pool.slots is None else SequenceStates(pool.slots)
         self.length = 0
         # Positions below this need no page and no copy at `append`, as the last pages are not
         # shared. `fork` shares them and resets this. `PagePool.cache` does not reset it: after
@@ -162,10 +174,14 @@ class KVSequence:
         """Reserve up to `n` further positions of a sequence that was just appended to, in its own
         pages and in idle ones: no page is evicted or copied. Return how many."""
         size, length = self.pool.page_size, self.length
+        if self.states is not None:
+            n = min(n, self.states.pool.n_keepable)
         while n and not self._take_idle(self.pool.page_count(length + n)):
             n = max(length + n - 1, 0) // size * size - length  # without the last page
             if n <= 0:
                 return 0
+        if self.states is not None:
+            self.states.guess(length, n)
         self.length += n
         self._n_ready = max(self._n_ready, self.pool.page_count(self.length) * size)
         return n
@@ -173,6 +189,8 @@ class KVSequence:
     def take_back(self, n: int) -> None:
         """Give up the positions from `n` on, which `advance_idle` reserved, and their pages."""
         assert 0 < n <= self.length, f"{n} of {self.length} positions"
+        if self.states is not None:
+            self.states.truncate(n)
         end = self.pool.page_count(n)
         for pages in self.pages:
             pages.truncate(end)
@@ -210,24 +228,29 @@ class KVSequence:
         Needs no free page: the first `append` to a shared partial page copies it.
 
         Raises:
-            RequestError: not 0 <= n <= length, or pages of the window at `n` were given back.
+            RequestError: not 0 <= n <= length, pages of the window at `n` were given back, or no
+                slot has the states of `n` positions.
         """
         n = self.length if n is None else n
         self._check_length(n)
+        state = None if self.states is None else self.states.at(n)
         self._n_ready = self.length
         end, shared = self.pool.page_count(n), list[I32Array]()
         for pages in self.pages:
             first = self.pool.first_page(pages.pool, n)
             shared.append(pages.page_numbers()[first - pages.first : max(end - pages.first, 0)])
-        return self.pool.sequence_of(n, shared)
+        return self.pool.sequence_of(n, shared, state)
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` positions.
 
         Raises:
-            RequestError: not 0 <= n <= length, or pages of the window at `n` were given back.
+            RequestError: not 0 <= n <= length, pages of the window at `n` were given back, or no
+                slot has the states of `n` positions.
         """
         self._check_length(n)
+        if self.states is not None:
+            self.states.truncate(n)
         for pages in self.pages:
             pages.truncate(self.pool.page_count(n))
         self.length = self._n_ready = n

@@ -1,8 +1,9 @@
 """What each layer of a model remembers of earlier tokens, and the groups of layers that share it.
 
 A group is all layers of equal kind and window. It has one pool and one page table, as a page table
-counts cells only: the sizes of keys and values may differ by layer. Knows no tensors and no
-sequences. Tested by tests/model/test_layer_memory.py.
+counts cells only: the sizes of keys and values may differ by layer. All layers with states are a
+group too, whose pool has slots (state_slots.py). Knows no tensors and no sequences.
+Tested by tests/model/test_layer_memory.py.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ I32Array = npt.NDArray[np.int32]
 
 
 class Kind(Enum):
-    """The kind of a layer's memory. States are coming: docs/architecture.md."""
+    """The kind of a layer's memory."""
 
     FULL = "full"  # keys and values of all positions
     WINDOW = "window"  # keys and values of the positions in the window
     LATENT = "latent"  # a row of all positions: their keys, whose first elements are the values
     SHARED = "shared"  # those of another layer
+    STATE = "state"  # states of a fixed size, and no keys and values
     NONE = "none"  # the layer has no attention
 
     @property
@@ -83,6 +85,8 @@ class LayerMemory:
         n_embd_v: elements of one token's values; a LATENT layer does not store them.
         window: the positions that a token sees; None: all up to its own.
         layer: the layer whose memory a SHARED layer uses. Its sizes and window are equal.
+        states: elements (F32) of each state of a sequence. A layer of any kind may have some beside
+            its keys and values.
     """
 
     kind: Kind
@@ -90,15 +94,17 @@ class LayerMemory:
     n_embd_v: int = 0
     window: Window | None = None
     layer: int | None = None
+    states: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert (self.layer is not None) == (self.kind is Kind.SHARED), f"layer of {self}"
         assert self.kind is not Kind.WINDOW or self.window is not None, f"window of {self}"
+        assert self.kind is not Kind.STATE or self.states, f"states of {self}"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers with one pool and one page table: those that own memory, in order."""
+    """Layers with one pool and one page table, or with slots: those that own memory, in order."""
 
     kind: Kind
     window: Window | None
@@ -106,12 +112,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Return "full", "latent", or the window: "window 512"."""
+        """Return "full", "latent", "state", or the window: "window 512"."""
         return str(self.window or self.kind.value)
 
 
 def groups_of(memory: Sequence[LayerMemory]) -> tuple[Group, ...]:
-    """Return the groups of layers that own memory, in the order of their first layers."""
+    """Return the groups of layers that own keys and values, in the order of their first layers."""
     found = dict[tuple[Kind, Window | None], list[int]]()
     for il, layer in enumerate(memory):
         if layer.kind.is_paged:
@@ -119,8 +125,15 @@ def groups_of(memory: Sequence[LayerMemory]) -> tuple[Group, ...]:
     return tuple(Group(kind, window, tuple(layers)) for (kind, window), layers in found.items())
 
 
+def state_group(memory: Sequence[LayerMemory]) -> Group | None:
+    """Return the group of all layers with states; None: there are none."""
+    layers = tuple(il for il, layer in enumerate(memory) if layer.states)
+    return Group(Kind.STATE, None, layers) if layers else None
+
+
 def group_indices(memory: Sequence[LayerMemory]) -> tuple[int | None, ...]:
-    """Return for each layer the index of the group whose memory it uses; None: it has none."""
+    """Return for each layer the index of the group whose keys and values it uses; None: it has
+    none."""
     owners = {il: i for i, group in enumerate(groups_of(memory)) for il in group.layers}
     return tuple(
         owners.get(il if layer.layer is None else layer.layer) for il, layer in enumerate(memory)

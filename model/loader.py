@@ -23,6 +23,7 @@ from ..alloc.memory import REAL_MEMORY, Memory
 from ..base.errors import ModelFileError, OutOfMemoryError, UnsupportedModelError
 from ..base.log import get_logger
 from ..graph import GGMLType, Tensor
+from ..graph.op import WRITTEN_SOURCES
 from ..kernels.reference.arrays import can_dequantize, to_f32
 from ..sched.backend import Device
 from .adapter_file import AdapterFile
@@ -120,6 +121,17 @@ class LoadedModel:
         This is the device of the layer, or the CPU without `kv_offload`.
         """
         return self.layers[il] if self.placement.params.kv_offload else self.placement.cpu
+
+    def state_home(self, il: int) -> Device:
+        """Return the device that holds the states of layer `il`: the one that computes them.
+
+        This is the device of keys and values, or the CPU if that one cannot read all weights of
+        the layer's recurrences.
+        """
+        device = self.kv_home(il)
+        readers = (s for s in self.specs.values() if s.layer == il and s.op in WRITTEN_SOURCES)
+        here = all(self.homes[spec.name].device is device for spec in readers)
+        return device if here else self.placement.cpu
 
     @property
     def buffers(self) -> Sequence[Buffer]:

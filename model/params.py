@@ -358,6 +358,15 @@ class ContextParams(Options):
         "running requests; a prefix needs its last window",
         default_text="1024 for each of -np, and at least a window",
     )
+    ctx_checkpoints: int | None = option(
+        None,
+        *("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
+        low=0,
+        high=4096,
+        help="states that recurrent layers keep for shared prefixes, for each of -np, besides "
+        "those of running requests; other models have none",
+        default_text="8, less if all are more than 512 MiB",
+    )
     n_parallel: int = option(
         N_PARALLEL,
         *("-np", "--parallel"),

@@ -281,11 +281,26 @@ def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
             return ops.rope(heads, Tensor(GGMLType.I32, (n,)), weight, n_dims=2 * n_in)
         case Op.FLASH_ATTN_EXT:
             return _attention(hp, weight)
+        case Op.SSM_CONV:
+            x = Tensor(GGMLType.F32, (weight.ne[1], n))
+            states = Tensor(GGMLType.F32, ((n_in - 1) * weight.ne[1], 1))
+            return ops.ssm_conv(x, weight, states, Tensor(GGMLType.I32, (2, n)))
+        case Op.SSM_SCAN:
+            return _scan(weight)
         case Op.ADD_ID:
             ids = Tensor(GGMLType.I32, (hp.n_expert_used, n))
             return ops.add_id(Tensor(GGMLType.F32, (n_in, *ids.ne[:2])), weight, ids)
         case _:
             raise AssertionError(f"no architecture reads a weight with {op.name}")
+
+
+def _scan(a: Tensor) -> Tensor:
+    """Return a selective scan of one token, whose heads have one element each."""
+    n_state, n_head = a.ne[:2]
+    x, dt = (Tensor(GGMLType.F32, ne) for ne in ((1, n_head, 1), (n_head, 1)))
+    b, c = (Tensor(GGMLType.F32, (n_state, 1, 1)) for _ in "bc")
+    states, slots = Tensor(GGMLType.F32, (n_state * n_head, 1)), Tensor(GGMLType.I32, (2, 1))
+    return ops.ssm_scan(x, dt, a, b, c, states, slots)
 
 
 def _attention(hp: HParams, sinks: Tensor) -> Tensor:

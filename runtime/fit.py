@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from ..alloc.buffer import UNLIMITED
-from ..base.errors import RequestError
+from ..base.errors import RequestError, UnsupportedModelError
 from ..model.gguf import open_gguf
 from ..model.metadata_params import metadata_overrides
 from ..model.params import FIT_TARGET
@@ -51,6 +51,11 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
     if not params.draft.draft_model:
         return plan
     draft = _plan_one(draft_open_params(plan), on_compile, beside=plan)
+    if draft.has_states:
+        raise UnsupportedModelError(
+            f"{draft.path}: draft_model: its layers keep states, so wrong guesses cannot be taken "
+            "back; choose a model whose layers all have attention"
+        )
     if not draft.fits:  # leave it room
         plan = _plan_one(params, on_compile, beside=draft)
         draft = _plan_one(draft_open_params(plan), on_compile, beside=plan)

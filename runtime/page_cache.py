@@ -31,6 +31,10 @@ def open_store(context: Context, opened_with: OpenParams) -> PageStore | None:
     params = opened_with.cache
     assert params.cache_ram is not None, "planning chooses it"
     if params.cache_ram == 0:
+        if params.prompt_cache_dir and context.pool.slots is not None:
+            raise RequestError(
+                "prompt_cache_dir: prompts of a model with states cannot be kept in files"
+            )
         if params.prompt_cache_dir:
             raise RequestError(
                 "prompt_cache_dir: pages on their way to files need memory, and cache_ram is 0"

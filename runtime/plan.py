@@ -123,17 +123,18 @@ class OverridePlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The keys and values of a group of layers.
+    """The keys and values of a group of layers, or the states.
 
     Attributes:
-        name: "full", "latent", or the window: "window 512".
-        layers: those with keys and values of their own, in order.
+        name: "full", "latent", "state", or the window: "window 512".
+        layers: those with keys and values of their own, or with states, in order.
         n_shared: layers that use those of another layer.
         n_ctx: tokens that its pool has room for.
         n_max: the most tokens that it has room for, however large the context; None: no limit.
         n_prefix: those of them that are for shared prefixes; 0 if it grows with the context.
-        n_bytes: of the pool, the scratch page included.
-        cell_bytes: of one token.
+        n_bytes: of the pool, the scratch page or slot included.
+        cell_bytes: of one token, or of one slot.
+        n_slots: states that the pool has room for; 0: the group has keys and values.
     """
 
     name: str
@@ -144,6 +145,7 @@ class GroupPlan:
     n_prefix: int
     n_bytes: int
     cell_bytes: int
+    n_slots: int = 0
 
     @property
     def is_fixed(self) -> bool:
@@ -230,6 +232,11 @@ class ModelPlan:
     def n_bytes_kv(self) -> int:
         """Bytes of keys and values for each token of the context."""
         return sum(device.n_bytes_kv for device in self.devices)
+
+    @property
+    def has_states(self) -> bool:
+        """True if layers keep states."""
+        return any(group.n_slots for group in self.groups)
 
     @property
     def displaced(self) -> tuple[Displaced, ...]:
@@ -396,7 +403,7 @@ def _bytes_kv(measured: MeasuredModel, device: Device, *, has_window: bool) -> i
 def _group_plans(context: GraphContext) -> tuple[GroupPlan, ...]:
     memory = context.model.hp.memory
     indices, groups = Counter(group_indices(memory)), groups_of(memory)
-    return tuple(
+    found = [
         GroupPlan(
             group.name,
             tuple(group.layers),
@@ -408,7 +415,13 @@ def _group_plans(context: GraphContext) -> tuple[GroupPlan, ...]:
             group.cell_bytes,
         )
         for i, group in enumerate(context.groups)
-    )
+    ]
+    if (state := context.state_group) is not None:
+        layers, n_slots = tuple(state.states), state.pool.n_pages
+        found.append(
+            GroupPlan(state.name, layers, 0, 0, 0, 0, state.n_bytes, state.cell_bytes, n_slots)
+        )
+    return tuple(found)
 
 
 def _override_plans(model: LoadedModel) -> tuple[OverridePlan, ...]:

@@ -44,7 +44,7 @@ def save_prefix(
     def read(context: Context) -> Prefix:
         seq = engine.prefixes.tree.find(tokens, identity)
         try:
-            parts = read_parts(context.groups, seq) if seq.length else ()
+            parts = read_parts(context.all_groups, seq) if seq.length else ()
             return Prefix(np.array(tokens[: seq.length], np.int32), parts)
         finally:
             seq.free()
@@ -68,7 +68,7 @@ def restore_prefix(instance: Instance, path: Path, identity: PrefixIdentity = PL
     engine, context = instance.engine, instance.context
 
     def sizes_of(n: int) -> list[int]:
-        return part_sizes(context.groups, context.pool, n)
+        return part_sizes(context.all_groups, context.pool, n)
 
     prefix = read_prefix(path, _of_file(instance, identity), instance.n_ctx, sizes_of)
     tokens = prefix.tokens.tolist()
@@ -78,7 +78,9 @@ def restore_prefix(instance: Instance, path: Path, identity: PrefixIdentity = PL
         try:
             context.append(seq, len(tokens))
             seq.prepare(len(tokens), len(tokens))
-            write_parts(context.groups, seq, prefix.parts)
+            if seq.states is not None:
+                seq.states.restore(len(tokens))
+            write_parts(context.all_groups, seq, prefix.parts)
             engine.prefixes.tree.insert(tokens, seq, ended=True, identity=identity)
         finally:
             seq.free()

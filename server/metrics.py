@@ -215,17 +215,17 @@ def _graphs(model: ServedModel) -> Iterator[Metric]:
 
 
 def _pages(model: Instance) -> Iterator[Metric]:
-    groups = model.context.groups
+    groups = model.context.all_groups
     yield Metric(
         "lamella_kv_pages_free",
-        "Pages that no request uses, by group of layers; they may hold cached prefixes",
+        "Pages or slots that no request uses, by group of layers; they may hold cached prefixes",
         "gauge",
         ("group",),
         [((group.name,), group.pool.n_free) for group in groups],
     )
     yield Metric(
         "lamella_kv_pages",
-        "Pages of keys and values, by group of layers",
+        "Pages of keys and values, or slots of states, by group of layers",
         "gauge",
         ("group",),
         [((group.name,), group.pool.n_pages) for group in groups],

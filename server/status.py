@@ -125,7 +125,7 @@ def _totals(model: ServedModel, counts: RequestCounts) -> Json:
 
 def _pools(model: ServedModel) -> Iterator[Json]:
     if isinstance(model, Instance):
-        for group in model.context.groups:
+        for group in model.context.all_groups:
             pool = group.pool
             yield {
                 "group": group.name,

@@ -64,6 +64,7 @@ class Architecture(ABC):
         norm: the norm of its layers.
         needs_experts: a file without experts is invalid.
         lacks_parts: layers may lack attention or the feed-forward part.
+        attends: layers have attention.
         path: the model's file, for messages.
         hp: the model's shape. A subclass reads the keys that it alone has into attributes.
         temperature: a factor of queries by position; None: there is none.
@@ -77,13 +78,20 @@ class Architecture(ABC):
     norm: Norm = Norm.RMS
     needs_experts: ClassVar[bool] = False
     lacks_parts: ClassVar[bool] = False
+    attends: ClassVar[bool] = True
 
     def __init__(self, keys: Keys) -> None:
         """Read the hyperparameters. Raises the errors of `read_hparams`."""
         eps = "layer_norm_rms_epsilon" if self.norm is Norm.RMS else "layer_norm_epsilon"
+        if f"attention.{eps}" not in keys and "attention.layer_norm_epsilon" in keys:
+            eps = "layer_norm_epsilon"  # some converters write one key for both norms
         self.path = keys.path
         self.hp: HParams = read_hparams(
-            keys, eps, moe=self.needs_experts, lacks_parts=self.lacks_parts
+            keys,
+            eps,
+            moe=self.needs_experts,
+            lacks_parts=self.lacks_parts,
+            attends=self.attends,
         )
         self.temperature: Temperature | None = None
         self.pooling = read_pooling(keys)
@@ -141,6 +149,7 @@ class Architecture(ABC):
         n_ctx: int,
         adapters: Mapping[str, AdapterWeights] | None = None,
         control: Mapping[int, Tensor] | None = None,
+        states: Mapping[int, Sequence[Tensor]] | None = None,
     ) -> Tensor:
         """Build the graph of a step with a model's weights, see `GraphBuild`.
 
@@ -153,7 +162,16 @@ class Architecture(ABC):
         adapted = None if scales is None else Adapted(adapters or {}, scales, inputs.out_ids)
         found = LoadedWeights(weights)
         g = GraphBuild(
-            self.hp, found, inputs, kv, page_size, n_ctx, self.norm, adapted, control or {}
+            self.hp,
+            found,
+            inputs,
+            kv,
+            page_size,
+            n_ctx,
+            self.norm,
+            adapted,
+            control or {},
+            states or {},
         )
         return self.forward(g).named("result_output").set_output()
 
@@ -195,7 +213,10 @@ class Architecture(ABC):
         declared, memory = DeclaredWeights(), self.hp.memory
         inputs = GraphInputs.new(2, 1, 1, 1, memory)
         kv = [KVLayer.new(m, PAGE_SIZE, GGMLType.F32, GGMLType.F32) for m in memory]
-        g = GraphBuild(self.hp, declared, inputs, kv, PAGE_SIZE, 1, self.norm)
+        states = {
+            il: [Tensor(GGMLType.F32, (n, 1)) for n in m.states] for il, m in enumerate(memory)
+        }
+        g = GraphBuild(self.hp, declared, inputs, kv, PAGE_SIZE, 1, self.norm, states=states)
         try:
             self.forward(g)
             for pooling in (Pooling.MEAN, Pooling.RANK):

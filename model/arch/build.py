@@ -43,6 +43,7 @@ class GraphBuild:
         norm_kind: the norm of the architecture.
         adapted: adds the products of LoRA adapters; None: no token of the step has an adapter.
         control: the direction of each layer that control vectors steer, [n_embd].
+        states: the states of each layer that has some, each [size, n_slots].
         written: for each layer, its keys and values with those of this step.
         embeddings: the last layer's normalized output, if an output matrix follows it.
     """
@@ -56,6 +57,7 @@ class GraphBuild:
     norm_kind: Norm = Norm.RMS
     adapted: Adapted | None = None
     control: Mapping[int, Tensor] = field(default_factory=dict)
+    states: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
     written: dict[int, KVLayer] = field(default_factory=dict)
     embeddings: list[Tensor] = field(default_factory=list)
 

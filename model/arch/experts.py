@@ -110,7 +110,10 @@ class Experts:
         )
         if not self.n_ff_shared:
             return y
-        shared = shared_expert(b, x, self.n_ff_shared, self.act, gate=self.shared_gate)
+        if self.ungated is None:
+            shared = shared_expert(b, x, self.n_ff_shared, self.act, gate=self.shared_gate)
+        else:
+            shared = b.mlp(x, self.n_ff_shared, self.ungated, suffix="_shexp")
         return b.add(y, shared, "ffn_out")
 
 

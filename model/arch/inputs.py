@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from ...graph import GGMLType, Op, Tensor, ops
-from ..layer_memory import Kind, LayerMemory, group_indices, groups_of
+from ..layer_memory import Kind, LayerMemory, group_indices, groups_of, state_group
 
 ALIGNED: Final = 16  # elements, so that every input begins at a cache line
 
@@ -46,6 +46,8 @@ class GraphInputs:
         out_ids: I32 [n_outputs] indices of the tokens with logits as outputs.
         attn_scale: F32 [n_tokens] factor of each token's queries, see `Temperature`.
         lora_scales: F32 [n_parts, n_tokens] scales of adapters, see `Adapted`; None: without.
+        slots: I32 [2, n_tokens] the slot that has the states before each token (-1: all zeros), and
+            the slot that gets those after it; None: no layer has states.
         groups: inputs of each group of layers.
         group_of: for each layer, the index of its group; None: it has no memory.
     """
@@ -57,6 +59,7 @@ class GraphInputs:
     out_ids: Tensor
     attn_scale: Tensor
     lora_scales: Tensor | None
+    slots: Tensor | None
     groups: tuple[GroupInputs, ...]
     group_of: tuple[int | None, ...]
 
@@ -75,6 +78,7 @@ class GraphInputs:
         shapes: dict[str, tuple[int, ...]]
         shapes = {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
         shapes |= {"attn_scale": one, "lora_scales": (n_parts, n_tokens)}
+        shapes["slots"] = (2, n_tokens if state_group(memory) else 0)
         every = list(shapes.items())
         for group in groups_of(memory):
             name = group.name.replace(" ", "_")
@@ -88,8 +92,9 @@ class GraphInputs:
             for (name, ne), begin in zip(every, begins, strict=False)
         ]
         shared: dict[str, Any] = dict(zip(shapes, views, strict=False))
-        if not n_parts:
-            shared["lora_scales"] = None
+        for name in ("lora_scales", "slots"):
+            if not shared[name].n_elements:
+                shared[name] = None
         rest = views[len(shapes) :]
         groups = tuple(GroupInputs(*rest[i : i + 4]) for i in range(0, len(rest), 4))
         return cls(whole, **shared, groups=groups, group_of=group_indices(memory))

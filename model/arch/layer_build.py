@@ -34,6 +34,18 @@ class LayerBuild:
     def hp(self) -> HParams:
         return self.g.hp
 
+    @property
+    def states(self) -> Sequence[Tensor]:
+        """The states of this layer, each [size, n_slots]."""
+        return self.g.states[self.il]
+
+    @property
+    def slots(self) -> Tensor:
+        """The slots that the tokens read and write, I32 [2, n_tokens]."""
+        slots = self.g.inputs.slots
+        assert slots is not None, "no layer has states"
+        return slots
+
     def named(self, x: Tensor, name: str) -> Tensor:
         """Name a tensor of this layer."""
         return x.named(f"{name}-{self.il}")

@@ -7,7 +7,7 @@ Tested by tests/runtime/test_policy.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from ...model.kv_prefix import PrefixIdentity
@@ -48,6 +48,10 @@ class JobState(Protocol):
         """Jobs share prefixes only with those of the same identity."""
 
     @property
+    def marks(self) -> Collection[int] | None:
+        """The lengths of its prompt that others can share; None: all full pages."""
+
+    @property
     def params(self) -> GenerationParams:
         """How the job runs."""
 
@@ -82,18 +86,22 @@ def must_wait(
 def prefix_is_coming(
     job: JobState, n_shared: int, running: Iterable[JobState], page_size: int
 ) -> bool:
-    """True if a running job has yet to evaluate the next full page of this job's prefix.
+    """True if a running job has yet to evaluate more of this job's prefix: its next full page, or
+    a mark if layers keep states.
 
     Waiting costs less than to evaluate it twice. Meanwhile others take their turns.
     """
-    end = (n_shared // page_size + 1) * page_size
+    n_next = (n_shared // page_size + 1) * page_size
     return job.params.cache_prompt and any(
         not other.decoding
         and other.params.cache_prompt
         and other.identity == job.identity
-        and other.n_done < end
-        and len(other.tokens) >= end < len(job.tokens)
-        and other.tokens[:end] == job.tokens[:end]
+        and any(
+            n_shared < n < len(job.tokens)
+            and other.n_done < -(-n // page_size) * page_size <= len(other.tokens)
+            and other.tokens[:n] == job.tokens[:n]
+            for n in ((n_next,) if other.marks is None else other.marks)
+        )
         for other in running
     )
 

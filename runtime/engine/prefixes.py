@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 from ...model.context import Context
+from ...model.kv_checkpoints import prompt_marks
 from ...model.kv_prefix import PLAIN, PrefixIdentity, PrefixTree
 from ...model.kv_restore import PageCache, Restorable
 from ...model.kv_sequence import KVSequence
@@ -74,6 +75,10 @@ class Prefixes:
         """
         seq, cache, restorable = found.seq, self.cache, found.restorable
         n_new = len(ticket.tokens) - seq.length
+        if (states := seq.states) is not None and ticket.params.cache_prompt:
+            page_size = self._context.pool.page_size
+            n_tokens = len(ticket.tokens)
+            states.marks = prompt_marks(seq.length, n_tokens, states.n_known, page_size)
         if cache is None or restorable is None:
             self._context.append(seq, n_new)
             return

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -191,6 +192,12 @@ class Ticket:
     def n_reasoning(self) -> int:
         """Number of tokens of reasoning sampled so far."""
         return 0 if self.thinking is None else self.thinking.n_tokens
+
+    @property
+    def marks(self) -> Collection[int] | None:
+        """The lengths of its prompt that others can share; None: all full pages."""
+        states = None if self.seq is None else self.seq.states
+        return None if states is None else states.marks
 
     @property
     def n_evaluated(self) -> int:

@@ -57,6 +57,8 @@ def weights_of(name: str, ne: list[int]) -> F32Array:
     """Return random weights: near 1 for factors, of the size of one over the root for matrices."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     x = rng.standard_normal(tuple(reversed(ne)))
+    if name.endswith("ssm_a"):  # decays are negative
+        return (-np.abs(x)).astype(np.float32)
     if "norm" in name or "scale" in name or name.startswith("rope_"):
         x = 1 + np.abs(x) / 8
     else:

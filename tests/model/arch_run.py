@@ -28,6 +28,12 @@ class Runner:
         pages = np.random.default_rng(7).permutation(n_each * n_seqs)
         self.pages = pages.reshape(n_seqs, n_each).astype(np.int32)
         self.kv = [self._pool(il) for il in range(model.hp.n_layer)]
+        self.states = {
+            il: [Tensor(GGMLType.F32, (n, n_seqs + 1)) for n in m.states]
+            for il, m in enumerate(model.hp.memory)
+        }
+        for il, states in self.states.items():
+            alloc_tensors(states, self.model.state_home(il).buffer_type)
         self.backends = [device.init_backend() for device in model.devices]
         self.scheduler = Scheduler(self.backends)
 
@@ -45,7 +51,12 @@ class Runner:
         model = self.model
         inputs = GraphInputs.new(n_tokens, n_outputs, n_pages, n_seqs, model.hp.memory)
         logits = model.arch.build(
-            model.weights, inputs, self.kv, page_size=PAGE_SIZE, n_ctx=self.n_ctx
+            model.weights,
+            inputs,
+            self.kv,
+            page_size=PAGE_SIZE,
+            n_ctx=self.n_ctx,
+            states=self.states,
         )
         return inputs, logits
 
@@ -66,7 +77,11 @@ class Runner:
             begin = pos * 0 if window is None else window.begin(pos)
             values += [(group.pages, self.pages), (group.cells, cells)]
             values += [(group.begin, begin), (group.end, pos + 1)]
+        if inputs.slots is not None:  # the slot of a sequence is its number + 1
+            values.append((inputs.slots, np.stack([np.where(pos > 0, seq + 1, -1), seq + 1], 1)))
         for leaf, value in values:
+            if leaf.buffer is None:  # no node reads it
+                continue
             tensor_set(leaf, np.asarray(value, np.int32))
         if self.model.arch.temperature is not None:
             tensor_set(inputs.attn_scale, self.model.arch.temperature.of(pos))

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from lamella.base.errors import OutOfMemoryError
+from lamella.model.kv_checkpoints import prompt_marks
 from lamella.model.kv_groups import window_cells
 from lamella.model.kv_pages import PagePool
 from lamella.model.kv_prefix import PLAIN, Node, PrefixIdentity, PrefixTree
 from lamella.model.kv_sequence import KVPool, KVSequence
 from lamella.model.layer_memory import Window
 from lamella.model.params import ContextParams
+from lamella.model.state_slots import NO_SLOT, SlotPool
 
 SIZE = 4
 
@@ -25,7 +27,8 @@ class World:
     """Pools whose cells hold tokens in place of keys and values.
 
     There is a pool without a window if `n_pages` is not 0, and one for each of `windows`, large
-    enough for `n_seqs` sequences and `swa_prefix` tokens.
+    enough for `n_seqs` sequences and `swa_prefix` tokens. Slots for states, of which `n_kept` are
+    for the tree, hold all tokens of a sequence.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class World:
         n_seqs: int = 4,
         swa_prefix: int = 0,
         n_ubatch: int = 5,
+        n_kept: int | None = None,
     ) -> None:
         self.n_ubatch = n_ubatch
         params = ContextParams(n_parallel=n_seqs, swa_prefix=swa_prefix)
@@ -43,9 +47,11 @@ class World:
         for window in windows:
             n_cells = window_cells(window.n_swa, params, n_ubatch, SIZE)
             pools.append(PagePool(n_cells, window=window, page_size=SIZE))
-        self.pool = KVPool((n_pages or 40) * SIZE, pools, page_size=SIZE)
+        slots = None if n_kept is None else SlotPool(n_seqs, n_kept)
+        self.pool = KVPool((n_pages or 40) * SIZE, pools, page_size=SIZE, slots=slots)
         self.tree = PrefixTree(self.pool)
         self.contents = [np.full(pool.n_cells_total, -1) for pool in pools]
+        self.states = {NO_SLOT: list[int]()}  # the tokens of each slot
         self.cursors = WeakKeyDictionary[KVSequence, Node]()
 
     def find(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> KVSequence:
@@ -65,6 +71,9 @@ class World:
             seq.prepare(at, end)
             for pages, content in zip(seq.pages, self.contents, strict=True):
                 content[pages.cells(at, end)] = tokens[at:end]
+            if seq.states is not None:
+                for (src, dst), token in zip(seq.states.run(at, end), tokens[at:end], strict=True):
+                    self.states[int(dst)] = [*self.states[int(src)], token]
             if share:
                 self.share(seq, tokens[:end])
 
@@ -82,7 +91,8 @@ class World:
         )
 
     def held(self, seq: KVSequence, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens in a sequence's cells; those of `tokens` that no window sees."""
+        """Return the tokens in a sequence's cells; those of `tokens` that no window sees. If they
+        are right but those of its slot are not, return these."""
         found = list(tokens[: seq.length])
         for pages, content in zip(seq.pages, self.contents, strict=True):
             begin = self.pool.first_page(pages.pool, seq.length) * SIZE
@@ -90,7 +100,9 @@ class World:
             seen = [int(token) for token in content[pages.cells(begin, seq.length)]]
             if seen != found[begin:]:
                 return seen
-        return found
+        if seq.states is None:
+            return found
+        return self.states[seq.states.slot or NO_SLOT]
 
     def run(self, *tokens: int) -> int:
         """Evaluate a prompt as an engine does. Return the number of reused tokens."""
@@ -340,6 +352,53 @@ def test_a_long_prompt_is_inserted_without_a_walk_from_the_root(
     assert len(seen) == 4000 // SIZE
 
 
+@pytest.mark.parametrize(
+    ("begin", "n_tokens", "n_known", "marks"),
+    [
+        (0, 1, 0, []),
+        (0, 5, 0, [4]),
+        (0, 40, 0, [32, 39]),
+        (0, 39, 0, [38]),  # eight tokens before the end are not a page
+        (0, 2000, 0, [512, 1024, 1984, 1999]),
+        (1024, 2000, 1024, [1984, 1999]),
+        (512, 2000, 700, [672, 1024, 1984, 1999]),  # where it parts from an earlier prompt
+        (0, 40_000, 0, [7168, 23552, 31744, 35840, 37888, 38912, 39424, 39968, 39999]),
+    ],
+)
+def test_the_lengths_of_a_prompt_that_are_kept(
+    begin: int, n_tokens: int, n_known: int, marks: list[int]
+) -> None:
+    assert sorted(prompt_marks(begin, n_tokens, n_known, 32)) == marks
+
+
+def test_states_of_a_failed_step_are_forgotten() -> None:
+    """There is no pool of pages: nodes have nothing but states."""
+    w = World(0, n_kept=4)
+    seq = w.find([])
+    assert seq.states is not None
+    seq.states.marks = frozenset({3})
+    w.extend(seq, [1, 2, 3, 4, 5])
+    w.tree.insert([1, 2, 3, 4, 5], seq, ended=False, in_flight=True)
+    found = w.find([1, 2, 3, 9])
+    assert found.length == 3
+    assert w.tree.is_unsure(found)
+    w.tree.confirm()
+    assert not w.tree.is_unsure(found)
+    w.tree.insert([1, 2, 3, 4, 5], seq, ended=True, in_flight=True)
+    assert w.find([1, 2, 3, 4, 5, 6]).length == 5
+    w.tree.discard()
+    assert w.find([1, 2, 3, 4, 5, 6]).length == 3
+
+
+def test_the_least_recently_used_state_is_evicted() -> None:
+    w = World(0, n_seqs=1, n_kept=1)  # three slots
+    for last in (7, 8, 9):
+        w.run(1, 2, last)
+    assert w.find([1, 2, 7]).length == 3
+    w.run(5, 6)
+    assert [w.find([1, 2, last]).length for last in (7, 8, 9)] == [3, 0, 3]
+
+
 WORLDS = {
     "full": (),
     "1": (Window(1),),
@@ -350,15 +409,25 @@ WORLDS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "has_full"), [*product(WORLDS, [True]), *product([*WORLDS][1:], [False])]
+    ("name", "has_full", "has_states"),
+    [
+        *product(WORLDS, [True], [False, True]),
+        *product([*WORLDS][1:], [False], [False, True]),
+        ("full", False, True),
+    ],
 )
 @pytest.mark.parametrize("seed", range(8))
-def test_random_sequences_of_requests(name: str, has_full: bool, seed: int) -> None:
+def test_random_sequences_of_requests(
+    name: str, has_full: bool, has_states: bool, seed: int
+) -> None:
     chance = random.Random(seed)
     windows = WORLDS[name]
     n_pages, n_seqs = chance.choice([6, 12, 40]) if has_full else 0, chance.randrange(2, 9)
     n_ubatch, swa_prefix = chance.choice([1, 5]), chance.choice([0, 10, 60])
-    w = World(n_pages, windows, n_seqs=n_seqs, swa_prefix=swa_prefix, n_ubatch=n_ubatch)
+    n_kept = chance.choice([0, 2, 10]) if has_states else None
+    w = World(
+        n_pages, windows, n_seqs=n_seqs, swa_prefix=swa_prefix, n_ubatch=n_ubatch, n_kept=n_kept
+    )
     running: list[tuple[KVSequence, list[int]]] = []
     prompts: list[list[int]] = [[]]
     for _ in range(300):
@@ -369,13 +438,17 @@ def test_random_sequences_of_requests(name: str, has_full: bool, seed: int) -> N
             tokens += [chance.randrange(3) for _ in range(chance.randrange(1, 9))]
             aligned, most = usable(w.tree, tokens[:-1])
             seq = w.find(tokens[:-1])
-            assert seq.length == most if not windows else aligned <= seq.length <= most
+            if windows and has_states:
+                assert seq.length <= most
+            else:
+                assert seq.length == most if not windows else aligned <= seq.length <= most
             if not seq.can_append(len(tokens) - seq.length):
                 n_pages = w.pool.page_count(len(tokens))
                 assert n_pages > w.pool.width or n_pages >= w.pool.pools[0].n_free
                 assert has_full or n_pages > w.pool.width  # pools with windows have room
                 seq.free()
                 continue
+            mark_lengths(seq, tokens, chance)
             w.extend(seq, tokens, share=chance.random() < 0.8)
             running.append((seq, tokens))
             prompts = [*prompts[-8:], tokens]
@@ -395,12 +468,44 @@ def test_random_sequences_of_requests(name: str, has_full: bool, seed: int) -> N
         for g, pool in enumerate(w.pool.pools):
             used = {int(page) for seq, _ in running for page in seq.pages[g].page_numbers()}
             assert pool.n_free == pool.n_pages - len(used)
+        check_slots(w, [seq for seq, _ in running])
     for seq, _ in running:
         seq.free()
     assert w.pool.n_free == w.pool.n_pages
-    for pool in w.pool.pools:
+    for pool in (*w.pool.pools, *([w.pool.slots] if w.pool.slots else [])):
+        assert pool.n_free == pool.n_pages
         pool.take(pool.n_pages)
     assert len(w.tree) == 0
+
+
+def mark_lengths(seq: KVSequence, tokens: Sequence[int], chance: random.Random) -> None:
+    """Mark the lengths that an engine keeps, and another one."""
+    if seq.states is not None:
+        marks = prompt_marks(seq.length, len(tokens), seq.states.n_known, SIZE)
+        seq.states.marks = marks | {chance.randrange(len(tokens))}
+
+
+def check_slots(w: World, running: Sequence[KVSequence]) -> None:
+    """Check the tokens of all slots that the tree has, and the number of free slots."""
+    slots, states = w.pool.slots, w.tree._states
+    if slots is None or states is None:
+        return
+    used = set[int]()
+    for seq in running:
+        assert seq.states is not None
+        used |= {seq.states.slot, seq.states._read, *seq.states.kept.values()} - {0}
+    assert slots.n_free == slots.n_pages - len(used)
+    n = 0
+    unseen = [(w.tree._root(PLAIN), list[int]())]
+    while unseen:
+        node, tokens = unseen.pop()
+        tokens = [*tokens, *np.frombuffer(node.key, np.int32).tolist()]
+        for length, slot in node.states.items():
+            assert node.end - len(node.key) // 4 < length <= node.end
+            assert w.states[slot] == tokens[:length]
+            n += 1
+        unseen += [(child, tokens) for child in node.children.values()]
+    assert n == len(states)
 
 
 def longest(tree: PrefixTree, tokens: list[int]) -> int:
@@ -426,7 +531,9 @@ def usable(tree: PrefixTree, tokens: list[int]) -> tuple[int, int]:
 
 
 def is_usable(pool: KVPool, path: list[Node], n: int) -> bool:
-    """True if every pool has the pages that length `n` needs."""
+    """True if every pool has the pages that length `n` needs, and slots have its state."""
+    if pool.slots is not None and n and not any(n in node.states for node in path):
+        return False
     return all(
         path[i].pages[g]
         for g, own in enumerate(pool.pools)

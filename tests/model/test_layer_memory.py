@@ -12,6 +12,7 @@ from lamella.model.layer_memory import (
     Window,
     group_indices,
     groups_of,
+    state_group,
 )
 
 FULL = LayerMemory(Kind.FULL, 64, 64)
@@ -58,3 +59,14 @@ def test_layers_of_equal_kind_and_window_are_a_group() -> None:
 
 def test_a_model_without_memory_has_no_group() -> None:
     assert groups_of([LayerMemory(Kind.NONE)] * 2) == ()
+
+
+def test_all_layers_with_states_are_a_group() -> None:
+    both = LayerMemory(Kind.FULL, 64, 64, states=(12,))
+    memory = [LayerMemory(Kind.STATE, states=(12, 256)), FULL, both]
+    assert groups_of(memory) == (Group(Kind.FULL, None, (1, 2)),)
+    assert group_indices(memory) == (None, 0, 0)
+    found = state_group(memory)
+    assert found == Group(Kind.STATE, None, (0, 2))
+    assert found.name == "state"
+    assert state_group([FULL]) is None

@@ -157,7 +157,7 @@ def write_model(
     writer = gguf.GGUFWriter(path, tiny.arch)
     _write_metadata(writer, tiny, without, metadata or {})
     if vocab:
-        _write_vocab(writer, tiny.n_vocab)
+        write_vocab(writer, tiny.n_vocab)
     tensors: dict[str, tuple[GGMLType, Bytes]] = {}
     for name, ne in shapes(tiny).items():
         wanted = (types or {}).get(name, type if len(ne) > 1 else GGMLType.F32)
@@ -228,7 +228,7 @@ def write_keys(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
                 writer.add_array(key, value)
 
 
-def _write_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+def write_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *PIECES]
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(PIECES)

@@ -30,6 +30,7 @@ from lamella.model.outputs import F32Array, Row, TopLogits
 from lamella.model.page_store import PageStore
 from lamella.model.params import ContextParams
 from lamella.model.sampling import Logprobs, Sampler, SamplingParams
+from lamella.model.state_slots import NO_SLOT, SlotPool
 from lamella.model.vocab import Vocab
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Job, Result
@@ -88,10 +89,12 @@ def fake_logits(history: npt.NDArray[np.int64]) -> F32Array:
 
 
 class Write(NamedTuple):
-    """The cells of a run in each pool, and the tokens for them."""
+    """The cells of a run in each pool, and the tokens for them; the slots that these read and
+    write, if there are states."""
 
     cells: list[npt.NDArray[np.int32]]
     tokens: list[int]
+    slots: list[list[int]] | None = None
 
 
 class FakeContext:
@@ -99,7 +102,8 @@ class FakeContext:
 
     With `tops` it returns only the largest logits if they are enough, like a context on a device.
     It has a pool without a window, and one for each of `windows` that is just large enough for
-    `n_seqs` sequences and `swa_prefix` tokens.
+    `n_seqs` sequences and `swa_prefix` tokens. With `n_kept`, it has slots for states, so many of
+    them for the prefix cache. A slot holds all tokens of its sequence.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class FakeContext:
         windows: Sequence[Window] = (),
         n_seqs: int = 6,
         swa_prefix: int = 0,
+        n_kept: int | None = None,
     ) -> None:
         self.n_graphs_built = self.n_reused = 0
         self.in_flight = False
@@ -124,7 +129,12 @@ class FakeContext:
         for window in windows:
             n_cells = window_cells(window.n_swa, params, n_ubatch, page_size)
             pools.append(PagePool(n_cells, window=window, page_size=page_size))
-        self.pool = KVPool(n_ctx, pools, n_seqs=n_seqs if windows else None, page_size=page_size)
+        slots = None if n_kept is None else SlotPool(n_seqs, n_kept)
+        is_bounded = bool(windows) or slots is not None
+        self.pool = KVPool(
+            n_ctx, pools, n_seqs=n_seqs if is_bounded else None, page_size=page_size, slots=slots
+        )
+        self.states: dict[int, list[int]] = {NO_SLOT: []}
         self.contents = [np.full(pool.n_cells_total, -1, np.int64) for pool in pools]
         self.tops = tops
         self.is_on_host = not tops
@@ -180,13 +190,16 @@ class FakeContext:
             ]
         )
         self.on_decode(len(self.steps))
-        self.write(self.prepared(batch))
+        self.compute(batch)
         rows = []
         for run in batch.runs:
             end = run.pos + len(run.tokens)
             for n in range(end - run.n_outputs + 1, end + 1):
                 rows.append(fake_logits(self.history(run.seq, n)))
         return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
+
+    def compute(self, batch: Batch) -> None:
+        self.write(self.prepared(batch))
 
     def prepared(self, batch: Batch) -> list[Write]:
         """Prepare the sequences of a batch. Return what it writes."""
@@ -195,22 +208,28 @@ class FakeContext:
             end = run.pos + len(run.tokens)
             run.seq.prepare(run.pos, end)
             cells = [pages.cells(run.pos, end) for pages in run.seq.pages]
-            writes.append(Write(cells, list(run.tokens)))
+            states = run.seq.states
+            slots = None if states is None else states.run(run.pos, end).tolist()
+            writes.append(Write(cells, list(run.tokens), slots))
         return writes
 
     def write(self, writes: Sequence[Write]) -> None:
-        for cells, tokens in writes:
+        for cells, tokens, slots in writes:
             for content, own in zip(self.contents, cells, strict=True):
                 content[own] = tokens
+            for (src, dst), token in zip(slots or (), tokens, strict=False):
+                self.states[dst] = [*self.states[src], token]
 
     def history(self, seq: KVSequence, n: int) -> npt.NDArray[np.int64]:
-        """Return the first `n` tokens; wrong ones if a window sees other tokens."""
+        """Return the first `n` tokens; wrong ones if a window or the states see other tokens."""
         found: npt.NDArray[np.int64] = self.contents[0][seq.pages[0].cells(0, n)]
         for content, pages in zip(self.contents[1:], seq.pages[1:], strict=True):
             assert pages.pool.window is not None
             begin = pages.pool.window.begin(n - 1)
             if (content[pages.cells(begin, n)] != found[begin:]).any():
                 return found + 1
+        if (states := seq.states) is not None and states.length == n:
+            return found if self.states[states.slot] == found.tolist() else found + 1
         return found
 
 
@@ -231,7 +250,7 @@ class PipelineContext(FakeContext):
         pending, self.pending, self.in_flight = self.pending, [], False
         self.write(pending)
         if pending and self.fails():
-            self._spoil(pending)
+            self._fail(pending)
             raise BackendError("work in flight failed")
 
     def decode(self, batch: Batch) -> F32Array:
@@ -242,7 +261,7 @@ class PipelineContext(FakeContext):
                 self.synchronize()
             rows = super().decode(batch)
         except BackendError:
-            self._spoil([*self.pending, *now])
+            self._fail([*self.pending, *now])
             self.pending, self.in_flight = [], False
             raise
         self.in_flight = bool(self.pending)
@@ -250,8 +269,16 @@ class PipelineContext(FakeContext):
             self._spoil(now)  # not computed yet
         return rows
 
+    def compute(self, batch: Batch) -> None:
+        """The batch is pending, or written already."""
+
     def _spoil(self, work: Sequence[Write]) -> None:
-        self.write([Write(cells, [-2] * len(tokens)) for cells, tokens in work])
+        self.write([Write(cells, [-2] * len(tokens)) for cells, tokens, _ in work])
+
+    def _fail(self, work: Sequence[Write]) -> None:
+        self._spoil(work)
+        for _, _, slots in work:
+            self.states |= {dst: [-2] for _, dst in slots or ()}
 
 
 def _largest(logits: F32Array, n_top: int, mask: LateMask | None) -> TopLogits:

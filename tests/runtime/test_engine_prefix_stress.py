@@ -17,6 +17,7 @@ from lamella.model.kv_prefix import PLAIN, Node
 from lamella.model.layer_memory import Window
 from lamella.model.page_files import PageFiles
 from lamella.model.page_store import PageStore
+from lamella.model.state_slots import SlotPool
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Result
 
@@ -39,6 +40,8 @@ def check_pool(engine: Engine, context: PipelineContext) -> None:
         assert len(node.key) == 4 * context.pool.page_size or not node.children
     for g in range(len(context.pool.pools)):
         check_pages(engine, context, nodes, g)
+    if context.pool.slots is not None:
+        check_slots(engine, context, nodes, context.pool.slots)
 
 
 def check_pages(engine: Engine, context: PipelineContext, nodes: list[Node], g: int) -> None:
@@ -49,7 +52,7 @@ def check_pages(engine: Engine, context: PipelineContext, nodes: list[Node], g: 
         assert ticket.seq is not None
         n_refs[ticket.seq.pages[g].page_numbers()] += 1
     in_use = n_refs > 0
-    late = {int(cell) for cells, _ in context.pending for cell in cells[g]}
+    late = {int(cell) for write in context.pending for cell in write.cells[g]}
     with_page = [node for node in nodes if node.pages[g]]
     if pool.window is None:
         assert with_page == nodes
@@ -67,6 +70,36 @@ def check_pages(engine: Engine, context: PipelineContext, nodes: list[Node], g: 
     assert pool.n_free == pool.n_pages - np.count_nonzero(in_use)
 
 
+def check_slots(
+    engine: Engine, context: PipelineContext, nodes: list[Node], pool: SlotPool
+) -> None:
+    """Check the states of the tree, and the references of all slots."""
+    tree = engine._runner.prefixes.tree
+    n_refs = np.zeros(pool.n_pages + 1, np.int64)
+    n_kept = 0
+    for ticket in engine._runner.running:
+        assert ticket.seq is not None
+        states = ticket.seq.states
+        assert states is not None
+        for slot in (states.slot, states._read, *states.kept.values()):
+            n_refs[slot] += slot > 0
+        n_kept += len(states.kept)
+    in_use = n_refs > 0
+    for node in nodes:
+        for length, slot in node.states.items():
+            n_refs[slot] += 1
+            if node not in tree._unsure:
+                assert context.states[slot] == tokens_of(node)[:length]
+    assert (n_refs == pool._n_refs).all()
+    assert pool.n_free == pool.n_pages - np.count_nonzero(in_use)
+    assert pool.n_keepable + n_kept == pool.n_pages - 2 * 6
+
+
+def tokens_of(node: Node) -> list[int]:
+    before = [] if node.parent is None else tokens_of(node.parent)
+    return [*before, *map(int, np.frombuffer(node.key, np.int32))]
+
+
 class RandomRun:
     """One engine, its jobs, and random events."""
 
@@ -75,6 +108,8 @@ class RandomRun:
         seed: int,
         windows: Sequence[Window] = (),
         make_store: Callable[[PipelineContext], PageStore | None] = lambda context: None,
+        *,
+        has_states: bool = False,
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.context = PipelineContext(
@@ -83,6 +118,7 @@ class RandomRun:
             page_size=rng.choice([1, 2, 3, 4, 8]),
             windows=windows,
             swa_prefix=rng.choice([0, 10, 30, 100]) if windows else 0,
+            n_kept=rng.choice([0, 1, 4, 20]) if has_states else None,
         )
         self.store = make_store(self.context)
         n_parallel = rng.choice([1, 2, 3, 6])
@@ -166,6 +202,8 @@ class RandomRun:
         self.engine.close()
         assert not wrong, wrong[0]
         assert self.context.pool.n_free == self.context.pool.n_pages
+        slots = self.context.pool.slots
+        assert slots is None or slots.n_free == slots.n_pages
         return n_cached
 
 
@@ -188,9 +226,15 @@ def test_pages_of_windows_are_right_and_none_is_lost(seed: int) -> None:
     RandomRun(seed, WINDOWS[seed % len(WINDOWS)]).run()
 
 
+@pytest.mark.parametrize("seed", range(400, 440))
+def test_states_are_right_and_none_is_lost(seed: int) -> None:
+    RandomRun(seed, WINDOWS[seed % len(WINDOWS)] if seed % 2 else (), has_states=True).run()
+
+
 def test_random_runs_share_prefixes() -> None:
     assert sum(RandomRun(seed).run() for seed in range(100, 110)) > 200
     assert sum(RandomRun(seed, WINDOWS[1]).run() for seed in range(100, 110)) > 200
+    assert sum(RandomRun(seed, has_states=True).run() for seed in range(100, 110)) > 100
 
 
 @pytest.mark.parametrize("seed", range(200, 212))

@@ -28,6 +28,7 @@ class State:
     params: GenerationParams = GenerationParams()
     owner: Owner = Owner()
     identity: PrefixIdentity = PLAIN
+    marks: Sequence[int] | None = None
 
 
 def prompt(n: int, n_done: int = 0, *, settled: bool = False, **params: Any) -> State:
@@ -72,6 +73,15 @@ PAGE = 4
         (prompt(9, cache_prompt=False), 0, True, [prompt(9)], False),
         (prompt(9), 0, True, [prompt(9, cache_prompt=False)], False),
         (prompt(9, cache_prompt=False), 0, False, [prompt(9)], True),
+        # layers keep states: a running job evaluates a marked length of its prefix
+        (prompt(9), 0, True, [State(range(9), marks=[6])], True),
+        (prompt(9), 0, True, [State(range(7), marks=[6])], False),  # not in a full page
+        (prompt(9), 0, True, [State(range(9), 8, marks=[6])], False),
+        (prompt(9), 6, True, [State(range(9), marks=[6])], False),
+        (prompt(6), 0, True, [State(range(9), marks=[6])], False),  # its last token
+        (prompt(9), 0, True, [State([*range(5), 9, 9, 9], marks=[6])], False),
+        (prompt(9), 0, True, [State(range(9), marks=[2, 6])], True),
+        (prompt(9), 0, True, [State(range(9))], True),
     ],
 )
 def test_which_jobs_wait(

@@ -136,6 +136,7 @@ def test_guesses_change_nothing(kind: str, seed: int, monkeypatch: pytest.Monkey
         "n_ctx": rng.choice([96, 160, 256]),
         "page_size": rng.choice([4, 8]),
         "windows": [Window(12)] if seed % 2 else (),
+        "n_kept": [None, 20, 3, None][seed],
         "n_ubatch": rng.choice([8, 16]),
     }
     prompts = list({random_prompt(rng) for _ in range(14)})

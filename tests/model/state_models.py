@@ -1,0 +1,116 @@
+"""Tiny models with states, and random weights: a file from an architecture's keys.
+
+The shapes of their weights are those that the architecture declares.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+from tiny_models import write_keys, write_vocab
+
+from lamella.model.arch import open_architecture
+from lamella.model.gguf import open_gguf
+
+N_VOCAB: Final = 320
+COMMON: Final[dict[str, Any]] = {
+    "context_length": 512,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "vocab_size": N_VOCAB,
+}
+SSM: Final[dict[str, Any]] = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 64,
+    "ssm.time_step_rank": 4,
+}
+# layers with states and with attention alternate, or are the same ones
+KEYS: Final[dict[str, dict[str, Any]]] = {
+    "qwen35": {
+        **SSM,
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.recurrent_layers": [True, False, True],
+    },
+    "lfm2": {
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.head_count_kv": [0, 2, 0],
+        "shortconv.l_cache": 3,
+    },
+    "falcon-h1": {
+        **SSM,
+        "block_count": 2,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+    },
+    "mamba": {
+        **SSM,
+        "block_count": 2,
+        "attention.head_count": 0,
+        "feed_forward_length": 0,
+        "ssm.time_step_rank": 8,
+    },
+}
+# those of layers that no golden model has
+MORE: Final[dict[str, dict[str, Any]]] = {
+    "mamba": KEYS["mamba"] | {"ssm.dt_b_c_rms": True},
+    "nemotron_h_moe": {
+        **SSM,
+        "block_count": 4,
+        "attention.head_count": 4,
+        "attention.head_count_kv": [0, 2, 0, 0],
+        "feed_forward_length": [0, 0, 32, 0],
+        "expert_count": 6,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "expert_shared_feed_forward_length": 48,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+    },
+}
+
+
+def write_state_model(arch: str, path: Path, keys: Mapping[str, Any] | None = None) -> None:
+    """Write the model of an architecture with states; with other keys than its `KEYS`."""
+    keys = KEYS[arch] if keys is None else keys
+    _write(arch, path, keys, {})
+    with open_gguf(path) as file:
+        specs = open_architecture(file).weights()
+    optional = ("ssm_norm.weight", "exp_probs_b.bias")
+    shapes = {s.name: s.ne for s in specs if s.required or s.name.endswith(optional)}
+    _write(arch, path, keys, shapes)
+
+
+def _write(
+    arch: str, path: Path, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    writer = gguf.GGUFWriter(path, arch)
+    write_keys(writer, {f"{arch}.{key}": value for key, value in {**COMMON, **keys}.items()})
+    write_vocab(writer, N_VOCAB)
+    for name, ne in shapes.items():
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        x = rng.standard_normal(tuple(reversed(ne)))
+        if name.endswith("ssm_a"):  # a decay: negative
+            x = -np.abs(x) - 0.1
+        elif "norm" in name:
+            x = 1 + x / 10
+        elif "embd" not in name and len(ne) > 1:
+            x /= np.sqrt(ne[0])
+        writer.add_tensor(name, x.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
