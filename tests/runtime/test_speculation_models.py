@@ -32,6 +32,7 @@ class World:
     source: str  # a kind of `Guessing`, or a type of --spec-type
     n_parallel: int
     devices: tuple[str, ...] = ("none",)
+    draft: str = ""  # the draft model
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -46,12 +47,15 @@ WORLDS = {
     "windows": World("gemma3", "mixed", 8, options={"n_ctx": 192}),
     "adapters": World("lora", "mixed", 3),
     "a device": World("llama", "oracle", 8, SIM),
-    "a device and the cpu": World("llama", "mixed", 4, SIM, PART),
-    "windows on two": World("gemma3", "oracle", 3, SIM, {**PART, "n_ctx": 160}),
-    "experts on two": World("qwen3moe", "ngram-simple", 2, SIM, PART),
-    "two devices": World("llama", "random", 7, ("sim:1GiB:2",), {"n_ubatch": 16}),
+    "a device and the cpu": World("llama", "mixed", 4, SIM, options=PART),
+    "windows on two": World("gemma3", "oracle", 3, SIM, options={**PART, "n_ctx": 160}),
+    "experts on two": World("qwen3moe", "ngram-simple", 2, SIM, options=PART),
+    "two devices": World("llama", "random", 7, ("sim:1GiB:2",), options={"n_ubatch": 16}),
     "n-grams": World("llama", "ngram-simple", 4),
     "a table": World("llama", "ngram-mod", 4),
+    "a draft model": World("llama", "draft-simple", 5, draft="llama", options={"n_ctx": 160}),
+    "a draft model on a device": World("gemma3", "auto", 3, SIM, "gemma3", PART),
+    "another draft model": World("lora", "draft-simple", 4, draft="qwen3moe"),
     "as by default": World("llama", "auto", 4),
 }
 
@@ -73,6 +77,8 @@ def opened(folder: Path, world: World) -> Instance:
     options: dict[str, Any] = {"n_ctx": 512, "n_ubatch": 32, **world.options}
     if world.model == "lora":
         options["lora"] = [str(folder / "adapter.gguf")]
+    if world.draft:
+        options["draft_model"] = str(folder / f"{world.draft}.gguf")
     path = folder / f"{world.model}.gguf"
     n_parallel = world.n_parallel
     return open_instance(open_params(path, devices=world.devices, n_parallel=n_parallel, **options))
@@ -92,8 +98,9 @@ def check(folder: Path, world: World, seed: int, n: int, patch: pytest.MonkeyPat
             patch.setattr(Guesser, "draft", guessing.draft)
         else:
             given |= {"spec_type": world.source, "spec_ngram_size": 1, "spec_ngram_match": 1}
-        if world.source != "auto":
+        if world.source != "auto" or world.draft:
             patch.setattr(speculation, "best_widths", ragged(rng))
+            patch.setattr(speculation, "best_depth", lambda _, n, n_max, *__: rng.randint(0, n_max))
         before = replace(instance.engine.counters)
         for request, text, plain in compared(instance, requests, expected, given):
             assert text.summary() == plain.summary(), request
