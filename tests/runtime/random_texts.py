@@ -1,22 +1,25 @@
 """Random requests to real models, run with guesses and without.
 
-Knows no models. Used by tests/runtime/test_speculation_models.py.
+Used by tests/runtime/test_speculation_models.py and tests/cuda/test_cuda_speculation.py.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any, Final
 
+import pytest
 from fake_context import WAIT_S
 
 from lamella.base.errors import LamellaError
 from lamella.model.chat.formats import Marks
 from lamella.model.guide import Trigger, TriggerKind, Triggers
 from lamella.model.sampling import Logprobs
+from lamella.runtime.engine.drafts import speculation
+from lamella.runtime.engine.drafts.guesser import Guesser
 from lamella.runtime.engine.drafts.source import Draft
 from lamella.runtime.engine.drafts.widths import Wish
 from lamella.runtime.engine.job import Job, Result
@@ -29,6 +32,7 @@ from lamella.runtime.text import TextSink
 N_KEY: Final = 6  # tokens by which a place in a text is found again
 REGEXES: Final = ("[a-e ]{10,30}", "(ab|ba )*!", "(.|\n){4,20}")
 SCHEMA: Final = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+KINDS: Final = ("oracle", "random", "mixed")  # of guesses that replace those of all sources
 MARKS: Final = Marks("<a>", "</a>")
 TRIGGERS: Final = Triggers([Trigger(TriggerKind.TOKEN, "", t) for t in range(260, 2100, 3)])
 
@@ -171,7 +175,8 @@ class Guessing:
     """Guesses that replace those of all sources.
 
     Attributes:
-        kind: "oracle": the tokens that will come; "random": any; "mixed": some of both.
+        kind: "oracle": the tokens that will come; "random": any; "mixed": some of both. Other
+            kinds are types of --spec-type, which replace nothing.
     """
 
     kind: str
@@ -198,8 +203,8 @@ class Guessing:
         return self.rng.randrange(self.n_vocab)
 
 
-def ragged(rng: random.Random) -> Callable[..., list[int]]:
-    """Widths that replace those of the controller: often all, at times any."""
+def replace_controller(rng: random.Random, patch: pytest.MonkeyPatch) -> None:
+    """Let all be guessed for which there is room, at times less. Times do not count."""
 
     def widths(wishes: Sequence[Wish], n_texts: int, n_max: int, ms_of: object) -> list[int]:
         found, room = [], n_max - n_texts
@@ -209,4 +214,29 @@ def ragged(rng: random.Random) -> Callable[..., list[int]]:
             room -= found[-1]
         return found
 
-    return widths
+    patch.setattr(speculation, "best_widths", widths)
+    patch.setattr(speculation, "best_depth", lambda _, n, n_max, *__: rng.randint(0, n_max))
+
+
+def compare(
+    instance: Instance,
+    requests: Sequence[Request],
+    guessing: Guessing,
+    patch: pytest.MonkeyPatch,
+) -> None:
+    """Run requests one after the other without guesses, then all at once with them."""
+    expected = [request.start(instance, spec_type="none").wait() for request in requests]
+    given: dict[str, Any] = {"spec_n_max": guessing.rng.choice([3, 7, 12])}
+    if guessing.kind in KINDS:
+        guessing.learn(requests, expected)
+        patch.setattr(Guesser, "draft", guessing.draft)
+    else:
+        given |= {"spec_type": guessing.kind, "spec_ngram_size": 1, "spec_ngram_match": 1}
+    before = replace(instance.engine.counters)
+    started = [request.start(instance, **given) for request in requests]
+    for request, text, plain in zip(requests, started, expected, strict=True):
+        assert text.wait().summary() == plain.summary(), request
+    now = instance.engine.counters
+    n_right, n_guessed = now.n_accepted - before.n_accepted, now.n_drafted - before.n_drafted
+    assert n_guessed > 0 or guessing.kind == "auto"
+    assert guessing.kind != "oracle" or n_right > 0.25 * n_guessed

@@ -10,18 +10,15 @@ from typing import Any, Final
 import pytest
 from make_adapter import arch_of, named, random_matrices, write_adapter
 from open_params import open_params
-from random_texts import Guessing, Request, Text, ragged, random_request
+from random_texts import Guessing, compare, random_request, replace_controller
 from tiny_models import TINY, write_model
 from window_models import write_window_model
 
 from lamella.graph import GGMLType
-from lamella.runtime.engine.drafts import speculation
-from lamella.runtime.engine.drafts.guesser import Guesser
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 
 N_VOCAB: Final = 2100  # enough for a device to choose 1024 candidates
-OFF: Final = {"spec_type": "none"}
 
 
 @dataclass(frozen=True)
@@ -88,36 +85,14 @@ def check(folder: Path, world: World, seed: int, n: int, patch: pytest.MonkeyPat
     """Run `n` random requests, one after the other without guesses, then at once with them."""
     rng = random.Random(seed)
     with opened(folder, world) as instance:
-        n_vocab = instance.vocab.n_tokens
-        requests = [random_request(rng, i, n_vocab, lora=world.model == "lora") for i in range(n)]
-        expected = [request.start(instance, **OFF).wait() for request in requests]
-        guessing = Guessing(world.source, rng, n_vocab)
-        given: dict[str, Any] = {"spec_n_max": rng.choice([3, 7, 12])}
-        if world.source in ("oracle", "random", "mixed"):
-            guessing.learn(requests, expected)
-            patch.setattr(Guesser, "draft", guessing.draft)
-        else:
-            given |= {"spec_type": world.source, "spec_ngram_size": 1, "spec_ngram_match": 1}
+        n_vocab, lora = instance.vocab.n_tokens, world.model == "lora"
+        requests = [random_request(rng, i, n_vocab, lora=lora) for i in range(n)]
         if world.source != "auto" or world.draft:
-            patch.setattr(speculation, "best_widths", ragged(rng))
-            patch.setattr(speculation, "best_depth", lambda _, n, n_max, *__: rng.randint(0, n_max))
-        before = replace(instance.engine.counters)
-        for request, text, plain in compared(instance, requests, expected, given):
-            assert text.summary() == plain.summary(), request
-        now = instance.engine.counters
-        n_right, n_guessed = now.n_accepted - before.n_accepted, now.n_drafted - before.n_drafted
-        assert n_guessed > 0 or world.source == "auto"
-        assert world.source != "oracle" or n_right > 0.25 * n_guessed
+            replace_controller(rng, patch)
+        compare(instance, requests, Guessing(world.source, rng, n_vocab), patch)
         pool = instance.context.pool
         instance.engine.call(lambda _: None)
     assert pool.n_free == pool.n_pages
-
-
-def compared(
-    instance: Instance, requests: list[Request], expected: list[Text], given: dict[str, Any]
-) -> list[tuple[Request, Text, Text]]:
-    started = [request.start(instance, **given) for request in requests]
-    return [(r, s.wait(), e) for r, s, e in zip(requests, started, expected, strict=True)]
 
 
 @pytest.mark.parametrize("name", WORLDS)
