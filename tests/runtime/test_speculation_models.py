@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from latent_models import write_latent
 from make_adapter import arch_of, named, random_matrices, write_adapter
 from open_params import open_params
 from random_texts import Guessing, compare, random_request, replace_controller
@@ -42,6 +43,8 @@ WORLDS = {
     "a small pool": World("llama", "mixed", 6, options={"n_ctx": 96}),
     "q8_0 cells": World("qwen3moe", "random", 5, options={"type_k": "q8_0", "type_v": "q8_0"}),
     "windows": World("gemma3", "mixed", 8, options={"n_ctx": 192}),
+    "latent rows": World("latent", "mixed", 4, options={"n_ctx": 160}),
+    "latent rows on two": World("latent", "oracle", 3, SIM, options=PART),
     "adapters": World("lora", "mixed", 3),
     "a device": World("llama", "oracle", 8, SIM),
     "a device and the cpu": World("llama", "mixed", 4, SIM, options=PART),
@@ -64,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / f"{name}.gguf"
         write_model(replace(TINY[name], n_vocab=N_VOCAB), path, GGMLType.Q8_0)
     write_window_model(folder / "gemma3.gguf", n_swa=40)
+    write_latent(folder / "latent.gguf", type=GGMLType.Q8_0)
     (folder / "lora.gguf").symlink_to(folder / "llama.gguf")
     tensors = named(random_matrices(path := folder / "lora.gguf", 4, strength=0.5, seed=1))
     write_adapter(folder / "adapter.gguf", arch_of(path), tensors, alpha=8.0)
