@@ -185,6 +185,28 @@ class LoadOptions(TypedDict, total=False):
     """
     prompt_cache_size: int
     """most bytes of files in --prompt-cache-dir (default: 16384)"""
+    draft_model: str
+    """a small model that guesses the next tokens, as MODEL (default: none)"""
+    draft_devices: Sequence[str]
+    """devices of the draft model, as -dev (default: those of -dev)"""
+    draft_gpu_layers: int | None
+    """layers of the draft model on the devices, as -ngl (default: auto)"""
+    draft_overrides: Sequence[tuple[str, str]]
+    """buffer type for weights of the draft model, as -ot"""
+    draft_cpu_moe: int | None
+    """keep the experts of its first N layers on the CPU (default: as few as needed)"""
+    draft_type_k: str
+    """type of its cached keys: f16, bf16, f32, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 (default:
+    f16)
+    """
+    draft_type_v: str
+    """type of its cached values: f16, bf16, f32, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 (default:
+    f16)
+    """
+    draft_threads: int | None
+    """threads of the draft model (default: same as -t)"""
+    draft_threads_batch: int | None
+    """threads of the draft model for prompts and several sequences (default: same as -td)"""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -293,6 +315,25 @@ class RequestOptions(TypedDict, total=False):
     schema_strict: bool | None
     """refuse JSON schemas with keywords that cannot be enforced; off: leave these out (default:
     True)
+    """
+    spec_type: str | Sequence[str] | None
+    """where guesses of the next tokens come from: ngram-simple: the text itself; ngram-mod: also
+    other texts of the same client; draft-simple: the model of -md; none; auto: draft-simple
+    if there is such a model, and ngram-simple (default: auto)
+    """
+    spec_n_max: int | None
+    """most tokens to guess for a step; fewer where that is measured to be faster (default: 7)"""
+    spec_n_min: int | None
+    """fewer guesses than this are not checked (default: 0)"""
+    spec_p_min: float | None
+    """a draft model stops at a token of less probability (default: 0.0)"""
+    spec_ngram_size: int | None
+    """tokens that must occur again for a guess of ngram-simple (default: 3)"""
+    spec_ngram_match: int | None
+    """tokens that must occur again for a guess of ngram-mod (default: 8)"""
+    spec_synth_rates: Sequence[float] | None
+    """for benchmarks only: each guess is taken with this probability after those before it,
+    right or wrong, so texts have no meaning (default: none)
     """
     max_tokens: int | None
     """another name of `n_predict`"""

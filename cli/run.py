@@ -217,11 +217,14 @@ def _is_message(
 def summary(result: Result) -> str:
     """The timings, in one line."""
     t = result.timings.as_dict()
+    guesses = (
+        f"guesses: {t['draft_n_accepted']} of {t['draft_n']} right, " if "draft_n" in t else ""
+    )
     return (
         f"prompt: {t['prompt_n']} tokens in {t['prompt_ms']:.1f} ms "
         f"({t['prompt_per_second']:.0f} tokens/s), generated: {t['predicted_n']} in "
         f"{t['predicted_ms']:.1f} ms ({t['predicted_per_second']:.0f} tokens/s), "
-        f"ended by {result.stop_type}"
+        f"{guesses}ended by {result.stop_type}"
     )
 
 

@@ -133,6 +133,7 @@ class Watcher(Protocol):
 def open_with_progress(params: OpenParams, defaults: Mapping[str, Any] | None = None) -> Instance:
     """Open a model that generates text, with a progress bar. Arguments and errors: see
     `open_instance`."""
+    _warn_of_nonsense(defaults or {})
     with StartProgress() as progress:
         return open_instance(
             params, defaults=defaults, on_load=progress.on_load, on_compile=progress.on_compile
@@ -147,6 +148,7 @@ def open_served(
 ) -> Instance | EmbeddingInstance:
     """Open a model of any kind with a progress bar, which `watchers` see too. `admit` and errors:
     see `open_model`."""
+    _warn_of_nonsense(defaults)
     with StartProgress() as progress:
 
         def on_load(done: int, total: int) -> None:
@@ -165,6 +167,11 @@ def open_served(
             prepare_grammars=True,
             admit=admit,
         )
+
+
+def _warn_of_nonsense(defaults: Mapping[str, Any]) -> None:
+    if defaults.get("spec_synth_rates"):
+        log.warning("--spec-synth-rates is for benchmarks: the texts have no meaning")
 
 
 def warn_of(model: Instance | EmbeddingInstance) -> None:

@@ -142,7 +142,7 @@ class Context(GraphContext):
 
     def _warm_up(self) -> None:
         n_seqs = self.n_seq_max
-        n_decode = min(self.n_ubatch, n_seqs)
+        n_decode = max(min(self.n_ubatch, n_seqs), self.n_checked_max)
         for n_top in (0, *self._top_sizes):
             for adapted in self._kinds:
                 self._graph_for(GraphParams(1, 1, 1, n_top, adapted=adapted))

@@ -22,6 +22,7 @@ from ..model.sampling import Logprobs, SamplingParams
 from ..runtime.engine.job import Result
 from ..runtime.instance import Instance
 from ..runtime.params import GenerationParams, RequestParams
+from ..runtime.speculative_params import SpecType, SpeculativeParams
 from ..runtime.text import Piece
 from .bridge import Choice, Event, Progress
 from .json_pieces import JsonPart, json_list, json_texts, pieces
@@ -41,7 +42,6 @@ FIXED_SETTINGS: Final[Json] = {
     "chat_format": "Content-only",
     "generation_prompt": "",
     "reasoning_in_content": False,
-    "speculative.types": "none",
 }
 
 
@@ -373,6 +373,7 @@ def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
     return (
         settings
         | FIXED_SETTINGS
+        | speculative_settings(params.speculative)
         | {
             "max_tokens": params.generation.n_predict,
             "grammar_lazy": body.grammar_lazy,
@@ -384,6 +385,16 @@ def generation_settings(body: GenerationBody, params: RequestParams) -> Json:
             "timings_per_token": body.timings_per_token,
         }
     )
+
+
+def speculative_settings(params: SpeculativeParams) -> Json:
+    """The options of guesses, by the names of requests."""
+    return {
+        "speculative.types": ",".join(params.spec_type if params.is_on else (SpecType.NONE,)),
+        "speculative.n_max": params.spec_n_max,
+        "speculative.n_min": params.spec_n_min,
+        "speculative.p_min": params.spec_p_min,
+    }
 
 
 def _fields_of(options: SamplingParams | GenerationParams) -> Json:

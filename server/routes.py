@@ -200,11 +200,13 @@ async def slots(request: web.Request) -> web.Response:
     if isinstance(model, Instance):
         running = {job.slot: job for job in model.engine.running}
         jobs = model.engine.slots.ended | running
+        speculates = model.request_params().speculative.is_on
         found = [
-            slot_json(i, model.n_ctx, jobs.get(i), is_running=i in running) for i in range(n_all)
+            slot_json(i, model.n_ctx, jobs.get(i), is_running=i in running, speculates=speculates)
+            for i in range(n_all)
         ]
     else:
-        found = [slot_json(0, model.n_ctx, None, is_running=n_busy > 0)]
+        found = [slot_json(0, model.n_ctx, None, is_running=n_busy > 0, speculates=False)]
     return json_response(found)
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from ..runtime.engine.ticket import RunningJob
-from .replies import FIXED_SETTINGS
+from .replies import FIXED_SETTINGS, speculative_settings
 
 Json = dict[str, Any]
 
@@ -19,12 +19,15 @@ _HIDDEN: Final = frozenset(
 )
 
 
-def slot_json(id: int, n_ctx: int, job: RunningJob | None, *, is_running: bool) -> Json:
-    """An element of GET /slots. `job` runs in the slot, or was the last one."""
+def slot_json(
+    id: int, n_ctx: int, job: RunningJob | None, *, is_running: bool, speculates: bool
+) -> Json:
+    """An element of GET /slots. `job` runs in the slot, or was the last one. `speculates` if the
+    tokens of requests are guessed unless they say otherwise."""
     found: Json = {
         "id": id,
         "n_ctx": n_ctx,
-        "speculative": False,
+        "speculative": speculates if job is None else job.speculative.is_on,
         "is_processing": is_running,
     }
     if job is None:
@@ -55,4 +58,5 @@ def _params(job: RunningJob) -> Json:
     }
     own = {"seed": job.seed, "max_tokens": job.params.n_predict}
     lora = [{"id": id, "scale": scale} for id, scale in job.params.lora or ()]
-    return values | FIXED_SETTINGS | own | {"lora": lora}
+    guesses = speculative_settings(job.speculative)
+    return values | FIXED_SETTINGS | guesses | own | {"lora": lora}

@@ -117,6 +117,8 @@ def _totals(model: ServedModel, counts: RequestCounts) -> Json:
         "output_tokens": steps.n_outputs,
         "prompts": counters.n_prompts,
         "prefix_hits": counters.n_prefix_hits,
+        "guessed_tokens": counters.n_drafted,
+        "accepted_tokens": counters.n_accepted,
         "graphs_built": context.n_graphs_built,
         "graphs_reused": context.n_reused,
         "requests": counts.seconds.buckets()[-1][1],

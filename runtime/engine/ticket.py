@@ -17,6 +17,7 @@ from ...model.kv_sequence import KVSequence
 from ...model.page_files import Fetch
 from ...model.sampling import Sampler, SamplingParams
 from ..params import GenerationParams
+from ..speculative_params import SpeculativeParams
 from .job import Job, Result, StopType, Timings
 from .policy import n_predict_of
 from .thinking import ThinkingTracker
@@ -43,6 +44,7 @@ class RunningJob(NamedTuple):
     slot: int
     params: GenerationParams
     sampling: SamplingParams
+    speculative: SpeculativeParams
     seed: int
     n_prompt: int
     n_evaluated: int
@@ -173,6 +175,7 @@ class Ticket:
             self.slot,
             self.params,
             self.sampling,
+            self.speculative,
             self.sampler.seed,
             self.n_prompt,
             n_evaluated,

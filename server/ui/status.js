@@ -86,10 +86,12 @@ function poolRow({ group, pages, free, page_tokens: size }) {
 
 function drawTotals(totals) {
   const hits = `${totals.prefix_hits.toLocaleString("en")} (${percent(totals.prefix_hits, totals.prompts)})`;
+  const right = `${totals.accepted_tokens.toLocaleString("en")} (${percent(totals.accepted_tokens, totals.guessed_tokens)})`;
   const rows = [
     ["requests", totals.requests], ["steps", totals.steps], ["output tokens", totals.output_tokens],
     ["prompt tokens computed", totals.prompt_tokens], ["prompt tokens from the cache", totals.cached_tokens],
-    ["prompts with a cached prefix", hits], ["graphs built", totals.graphs_built], ["graphs reused", totals.graphs_reused],
+    ["prompts with a cached prefix", hits], ["guessed tokens", totals.guessed_tokens], ["guesses that came true", right],
+    ["graphs built", totals.graphs_built], ["graphs reused", totals.graphs_reused],
   ];
   $("totals").replaceChildren(...rows.flatMap(([name, n]) => [el("dt", { text: name }), el("dd", { text: n.toLocaleString("en") })]));
 }

@@ -33,8 +33,10 @@ WIDER: Final = {
     "control_vector": "str | Sequence[str | tuple[str, float]]",
     "RequestParams.lora": "Sequence[Mapping[str, float]]",
     "logit_bias": "Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]",
+    "spec_type": "str | Sequence[str]",
     "json_schema": "Mapping[str, object] | bool | str | type | TypeAdapter[Any]",
 }
+NAMES: Final = {alias: of for alias, of in ALIASES.items() if alias.isidentifier()}
 LEFT_OUT: Final = ("path", "stop")  # methods have arguments of these names
 
 HEAD: Final = '''\
@@ -93,7 +95,7 @@ Every error is a `lamella.LamellaError`. All of them are names of `lamella`.
 def options_module() -> str:
     """The text of `api/options.py`."""
     loads = _typed_dict("LoadOptions", "Options of `lamella.load`.", OpenParams)
-    requests = _typed_dict("RequestOptions", GENERATION, RequestParams, ALIASES, none=" | None")
+    requests = _typed_dict("RequestOptions", GENERATION, RequestParams, NAMES, none=" | None")
     return "\n\n".join((HEAD, loads, requests))
 
 
@@ -246,7 +248,7 @@ def _table(options: type[Options]) -> str:
         rows.append(_row(one.name, hint_text(options, one.name), help_text(one)))
     if options is RequestParams:
         rows += [
-            _row(alias, hint_text(options, of), _meaning(alias)) for alias, of in ALIASES.items()
+            _row(alias, hint_text(options, of), _meaning(alias)) for alias, of in NAMES.items()
         ]
     return "\n".join(rows)
 

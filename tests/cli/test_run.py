@@ -70,6 +70,14 @@ def test_text_is_on_stdout_and_timings_on_stderr(model: Path) -> None:
     assert report["seed"] == 3
 
 
+def test_timings_name_guesses_if_there_were_any(model: Path) -> None:
+    args = ["run", "-m", model, "-p", "a b", "-n", "20", "--ignore-eos"]
+    assert "right" not in lamella(*args, "--spec-type", "none").stderr
+    # synthetic ones are made in each step whose time is known
+    made = lamella(*args, "--spec-synth-rates", "1,1,1")
+    assert re.search(r"guesses: \d+ of \d+ right, ended by limit", made.stderr)
+
+
 NO_TEXT = (
     "lamella: the model ended at once and generated no text: `lamella run` continues a text, "
     "`lamella chat` answers questions\n"

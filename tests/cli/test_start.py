@@ -96,3 +96,16 @@ def test_a_server_s_log_has_the_lines_about_compiling(caplog: pytest.LogCaptureF
     assert output.getvalue() == ""
     expected = ["compiling 3 kernels (first use only) ...", "compiled 3 kernels in 1.5 s"]
     assert caplog.messages == expected
+
+
+@pytest.mark.parametrize("rates", [(), (0.8,)])
+def test_synthetic_rates_are_warned_of(
+    rates: tuple[float, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(start, "open_model", lambda *_, **__: None)
+    monkeypatch.setattr(start, "open_instance", lambda *_, **__: None)
+    defaults = {"spec_synth_rates": rates}
+    start.open_served(OpenParams(), defaults)
+    start.open_with_progress(OpenParams(), defaults)
+    found = [text for text in caplog.messages if "the texts have no meaning" in text]
+    assert len(found) == (2 if rates else 0)

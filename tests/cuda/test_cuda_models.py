@@ -28,6 +28,7 @@ from model_run import (
 )
 from placed import placed
 from tiny_models import TINY as ARCHITECTURES
+from tiny_models import write_model
 from window_models import write_window_model
 
 from lamella.base.errors import BackendError
@@ -36,6 +37,7 @@ from lamella.graph import GGMLType, Op
 from lamella.graph.op import VIEW_OPS
 from lamella.model.context import Context
 from lamella.model.control_file import NO_CONTROL, ControlFiles, read_control_vector
+from lamella.model.graphs import GraphParams
 from lamella.model.loader import load_model
 from lamella.model.params import ContextParams
 
@@ -252,6 +254,33 @@ def test_nothing_is_compiled_once_a_context_is_open(
                 for others in (1, 3, 7):
                     batched(context, tokens[:3], others)
                 assert set(fresh.first.library._modules) == modules
+
+
+@pytest.mark.parametrize("n_parallel", [1, 4])
+def test_guesses_compile_nothing_and_need_no_more_memory(
+    gpus: Gpus, tmp_path: Path, n_parallel: int
+) -> None:
+    """Steps of few sequences with several outputs each, whose candidates the device chooses. The
+    output's type differs from that of other weights, so it has kernels of its own."""
+    write_model(
+        ARCHITECTURES["llama"],
+        path := tmp_path / "tiny.gguf",
+        GGMLType.Q4_0,
+        types={"output.weight": GGMLType.Q8_0},
+    )
+    with ExitStack() as stack:
+        fresh = gpus if gpus.is_real else stack.enter_context(emulated_gpus(n_gpus=1))
+        with opened(path, fresh.devices[:1], n_parallel=n_parallel) as context:
+            modules, n_bytes = set(fresh.first.library._modules), context.n_bytes()
+            assert context._top_sizes
+            for n in (2, 4, 8, 16, 32, 64):
+                assert n <= context.n_checked_max
+                for n_seqs in {1, min(n, n_parallel)}:
+                    for n_top in (0, *context._top_sizes):
+                        for masked in {False, n_top > 0}:
+                            context._graph_for(GraphParams(n, n, n_seqs, n_top, masked))
+            assert set(fresh.first.library._modules) == modules
+            assert context.n_bytes() == n_bytes
 
 
 def test_a_bad_token_is_an_error_and_the_context_goes_on(gpus: Gpus, files: ModelFiles) -> None:

@@ -21,7 +21,7 @@ def test_a_job_gets_the_slot_that_it_names_if_that_is_free() -> None:
 
 def test_the_last_job_of_a_slot_is_known() -> None:
     slots = Slots(2)
-    content, job = SlotContent((1, 2), PLAIN), RunningJob(*[cast(Any, 0)] * 12)
+    content, job = SlotContent((1, 2), PLAIN), RunningJob(*[cast(Any, 0)] * 13)
     job = job._replace(slot=slots.take(1))
     slots.end(job, content)
     slots.leave(slots.take(1))  # preempted: nothing new

@@ -11,7 +11,7 @@ import http.client
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -75,6 +75,7 @@ def make_model(
     n_parallel: int = 4,
     max_waiting: int = 64,
     max_client_waiting: int = 64,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Instance:
     """A fake model. Each token of its texts depends on all tokens before."""
     known = cast(Vocab, vocab or HttpVocab())
@@ -94,6 +95,7 @@ def make_model(
         vocab=known,
         chat=ChatTemplate(None),
         meta={"n_vocab": known.n_tokens, "n_params": 0},
+        defaults=defaults or {},
     )
 
 

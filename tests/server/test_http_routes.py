@@ -53,7 +53,7 @@ def test_slots(server: RunningServer) -> None:
     slots = server.get("/slots").json
     assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
     n_ctx = server.model.n_ctx
-    expected = {"id": 0, "n_ctx": n_ctx, "speculative": False, "is_processing": False}
+    expected = {"id": 0, "n_ctx": n_ctx, "speculative": True, "is_processing": False}
     assert slots[0] == expected
     assert server.get("/slots?fail_on_no_slot=1").status == 200
     with running(config=ServerConfig(port=0, slots=False)) as other:

@@ -93,6 +93,7 @@ def test_names_of_metrics(server: RunningServer) -> None:
         "lamella_masks_total",
         "lamella_mask_seconds_total",
         "lamella_mask_wait_seconds_total",
+        "lamella_accepted_length",
         "lamella_healthy",
         "lamella_step_seconds",
         "lamella_steps_failed_total",

@@ -16,10 +16,10 @@ SECRET = "secretword"
 
 
 def test_a_fresh_slot_says_little() -> None:
-    assert slot_json(2, 64, None, is_running=False) == {
+    assert slot_json(2, 64, None, is_running=False, speculates=True) == {
         "id": 2,
         "n_ctx": 64,
-        "speculative": False,
+        "speculative": True,
         "is_processing": False,
     }
 
