@@ -154,3 +154,7 @@ class SpeculativeParams(Options):
     def is_on(self) -> bool:
         """True if tokens may be guessed."""
         return self.spec_n_max > 0 and SpecType.NONE not in self.spec_type
+
+    def uses(self, model: SpecType) -> bool:
+        """True if a model of this type may guess."""
+        return self.is_on and not {model, SpecType.AUTO}.isdisjoint(self.spec_type)

@@ -58,6 +58,15 @@ ARCHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"leading_dense_block_count": 0},
     ),
+    "exaone-moe": (
+        {
+            **EXPERTS,
+            **SIZES,
+            "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [False, True, True],
+        },
+        {"leading_dense_block_count": 0, "attention.sliding_window_pattern": [True]},
+    ),
     "qwen35": (
         {
             **SIZES,

@@ -39,10 +39,12 @@ def n_free(block: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"), [("llama", 0.0), ("mixtral", 0.9), ("deepseek2", 0.9), ("qwen35", 0.0)]
+    ("name", "temperature"),
+    [("llama", 0.0), ("mixtral", 0.9), ("deepseek2", 0.9), ("exaone-moe", 0.0), ("qwen35", 0.0)],
 )
 def test_texts_are_the_same(tmp_path: Path, name: str, temperature: float) -> None:
-    """Several at once, then with shared prefixes. Some have latent rows or states."""
+    """Several at once, then with shared prefixes. Some have latent rows, windows or
+    states."""
     path = tmp_path / "m.gguf"
     if name in ARCHS:
         write_both(name, path, tmp_path / "one.gguf")
@@ -196,6 +198,16 @@ def test_a_plan_has_the_block(tmp_path: Path) -> None:
     own = [values.nbytes for name, values in w.items() if name.startswith("blk.2.")]
     assert plan.draft.n_bytes == sum(own)
     assert plan.no_pipeline
+    with opened(path, draft_mtp=True, n_ctx=256) as instance:
+        block = instance.engine.draft_model
+        assert block is not None and instance.plan.draft is not None
+        texts(instance, temperature=0.0, **MTP)
+        for context, own_plan in (
+            (instance.context, instance.plan),
+            (block.context, instance.plan.draft),
+        ):
+            used = sum(context.buffer_bytes().values())
+            assert used == sum(device.needed for device in own_plan.devices)
     without = plan_model(params.change(draft_mtp=False))
     assert without.draft is None and without.n_bytes == plan.n_bytes
 

@@ -92,7 +92,7 @@ class DraftBlock(Drafter):
 
     def _computed(self, tickets: Iterable[Ticket], batch: Batch) -> None:
         rows, end = self._target.hidden(), 0
-        of = {ticket.seq: ticket for ticket in tickets if self._guesses_for(ticket)}
+        of = {ticket.seq: ticket for ticket in tickets if ticket.speculative.uses(self.spec_type)}
         for run in batch.runs:
             begin, end = end, end + len(run.tokens)
             ticket = of.get(run.seq)
@@ -107,10 +107,6 @@ class DraftBlock(Drafter):
         text = self._texts.pop(ticket, None)
         if text is not None:
             text.seq.free()
-
-    def _guesses_for(self, ticket: Ticket) -> bool:
-        params = ticket.speculative
-        return params.is_on and not {self.spec_type, SpecType.AUTO}.isdisjoint(params.spec_type)
 
     def _draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
         found: dict[Ticket, list[int]] = {ticket: [] for ticket in tickets}
@@ -140,9 +136,14 @@ class DraftBlock(Drafter):
         if text is None:
             return None
         n_new = len(ticket.tokens) - 1 - text.first
-        if not 0 < n_new <= len(text.hidden) or not text.seq.can_append(n_new + n - 1):
+        n_more = n_new + n - 1
+        if (
+            not 0 < n_new <= len(text.hidden)
+            or text.length + n_more > self.context.n_ctx_seq
+            or not text.seq.can_append(n_more)
+        ):
             return None
-        self.context.append(text.seq, n_new + n - 1)
+        self.context.append(text.seq, n_more)
         text.n_accepted = follow(text.sampler, ticket, text.n_accepted)
         return text
 

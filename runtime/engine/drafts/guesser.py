@@ -69,10 +69,6 @@ class Guesser:
         if not {SpecType.NGRAM_SIMPLE, SpecType.AUTO}.isdisjoint(types):
             self._sources.append(NgramSource(params.spec_ngram_size))
 
-    def uses(self, model: SpecType) -> bool:
-        """True if a model of this type may guess."""
-        return not {model, SpecType.AUTO}.isdisjoint(self.params.spec_type)
-
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         """The guesses of the first source that has any."""
         found = NO_DRAFT

@@ -144,10 +144,10 @@ class Speculation:
         tickets = [
             ticket
             for ticket in wanted
-            if (guesser := self._guesser(ticket)).uses(model.spec_type)
+            if ticket.speculative.uses(model.spec_type)
             and self._n_guesses(ticket) > 0
             and not (ticket in found and found[ticket].kind in LIKELY)
-            and not guesser.model_rest.goes_on()
+            and not self._guesser(ticket).model_rest.goes_on()
         ]
         if not tickets:
             return {}
