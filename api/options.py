@@ -187,6 +187,10 @@ class LoadOptions(TypedDict, total=False):
     """most bytes of files in --prompt-cache-dir (default: 16384)"""
     draft_model: str
     """a small model that guesses the next tokens, as MODEL (default: none)"""
+    draft_mtp: bool
+    """load the block of the model's file that predicts further tokens (MTP), in place of a draft
+    model; --spec-type draft-mtp loads it, too (default: False)
+    """
     draft_devices: Sequence[str]
     """devices of the draft model, as -dev (default: those of -dev)"""
     draft_gpu_layers: int | None
@@ -318,8 +322,9 @@ class RequestOptions(TypedDict, total=False):
     """
     spec_type: str | Sequence[str] | None
     """where guesses of the next tokens come from: ngram-simple: the text itself; ngram-mod: also
-    other texts of the same client; draft-simple: the model of -md; none; auto: draft-simple
-    if there is such a model, and ngram-simple (default: auto)
+    other texts of the same client; draft-simple: the model of -md; draft-mtp: a block of the
+    model's own file, see --mtp; none; auto: draft-simple or draft-mtp if they are loaded, and
+    ngram-simple (default: auto)
     """
     spec_n_max: int | None
     """most tokens to guess for a step; fewer where that is measured to be faster (default: 7)"""

@@ -78,7 +78,8 @@ def main(args: argparse.Namespace) -> int:
         console = Console(width=WIDTH, highlight=False)
         show(plan, speeds, console)
         if plan.draft is not None:
-            console.print("\ndraft model, in the memory that is left:\n")
+            name = "the file's block (--mtp)" if plan.draft.is_block else "draft model"
+            console.print(f"\n{name}, in the memory that is left:\n")
             show(plan.draft, {**speeds, **_speeds(plan.draft, {})}, console)
     sys.stdout.flush()  # before an error on stderr
     check(plan)

@@ -41,18 +41,21 @@ class Batch:
         n_top: int = 0,
         masks: Sequence[LateMask] = (),
         lora_scales: F32Array | None = None,
+        hidden: F32Array | None = None,
     ) -> None:
         """Add consecutive tokens of a sequence, the first at `pos`.
 
         The logits of the last `n_outputs` tokens are outputs. Each output needs its `n_top` largest
         logits, or all if `n_top` is 0. With `masks`, one for each output, it needs the largest of
         the allowed tokens. `lora_scales` are of the sequence's adapters, see `Adapters.scales`.
+        `hidden` are the hidden states [n, n_embd] that a `NextN` reads.
         """
         end = pos + len(tokens)
         assert 0 <= n_outputs <= len(tokens), f"{n_outputs} outputs of {len(tokens)} tokens"
         assert tokens and end <= seq.length, f"positions {pos}..{end} of {seq.length} reserved"
         assert len(masks) in (0, n_outputs), f"{len(masks)} masks of {n_outputs} outputs"
-        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top, masks, lora_scales))
+        run = Run(tokens, seq, pos, n_outputs, n_top, masks, lora_scales, hidden=hidden)
+        self.runs.append(run)
         self.n_tokens += len(tokens)
         self.n_outputs += n_outputs
 
@@ -72,6 +75,7 @@ class Run:
     masks: Sequence[LateMask] = ()
     lora_scales: F32Array | None = None
     slots: I32Array | None = None  # [n, 2], see `SequenceStates.run`
+    hidden: F32Array | None = None
 
     @property
     def all_masks(self) -> Sequence[LateMask | None]:
@@ -83,9 +87,17 @@ class Run:
         rest = min(self.n_outputs, len(self.tokens) - n)
         first = self.n_outputs - rest
         tokens, masks = self.tokens, self.masks
+        begin, end = (None, None) if self.hidden is None else (self.hidden[:n], self.hidden[n:])
         return (
-            replace(self, tokens=tokens[:n], n_outputs=first, masks=masks[:first]),
-            replace(self, tokens=tokens[n:], pos=self.pos + n, n_outputs=rest, masks=masks[first:]),
+            replace(self, tokens=tokens[:n], n_outputs=first, masks=masks[:first], hidden=begin),
+            replace(
+                self,
+                tokens=tokens[n:],
+                pos=self.pos + n,
+                n_outputs=rest,
+                masks=masks[first:],
+                hidden=end,
+            ),
         )
 
 

@@ -52,6 +52,7 @@ class Context(GraphContext):
 
     Attributes:
         n_ctx_seq: the most positions of one sequence.
+        keeps_hidden: it keeps the hidden states of a batch's tokens, see `hidden`.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Context(GraphContext):
         no_pipeline: str = "",
         reserved: ReservedSizes | None = None,
         open_backend: Callable[[Device], Backend] = lambda device: device.init_backend(),
+        keeps_hidden: bool = False,
     ) -> None:
-        """Arguments are those of `GraphContext`.
+        """Arguments are those of `GraphContext`, and `keeps_hidden`.
 
         Raises:
             RequestError: an invalid parameter.
@@ -82,6 +84,10 @@ class Context(GraphContext):
         self.n_vocab = model.hp.n_vocab
         self.pool = make_pool(model.hp.memory, params, self.n_ctx, self.n_ubatch)
         self.kv = KVMemory(model, params, self.pool)
+        self.keeps_hidden = keeps_hidden or model.arch.n_hidden > 0
+        self._hidden: list[F32Array] = []
+        if self.keeps_hidden:
+            no_pipeline = no_pipeline or "draft-mtp reads the hidden states of each ubatch"
         self._top_sizes = top_sizes(model.homes["output.weight"].device, self.n_vocab)
         super().__init__(
             model,
@@ -206,6 +212,7 @@ class Context(GraphContext):
             ClosedError: the context was closed.
         """
         self._open_scheduler()
+        self._hidden.clear()
         logits = np.empty((batch.n_outputs, self.n_vocab), np.float32)
         done = 0
         for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
@@ -227,6 +234,7 @@ class Context(GraphContext):
         `n_top` and its logits are in a device's memory. If it has a mask too, the row has those of
         the allowed tokens only. Masks are requested while the device computes the logits.
         """
+        self._hidden.clear()
         if not self._top_sizes:
             return self._rows_in_place(batch)
         rows: list[Row] = []
@@ -244,6 +252,11 @@ class Context(GraphContext):
                 self._read_logits(ubatch, logits)
                 rows.extend(logits)
         return rows
+
+    def hidden(self) -> F32Array:
+        """The hidden states [n_tokens, n_embd] of all tokens of the last batch of `decode_rows`:
+        the last layer's output after the model's last norm, or that of a `NextN`."""
+        return self._hidden[0] if len(self._hidden) == 1 else np.concatenate(self._hidden)
 
     def _rows_in_place(self, batch: Batch) -> F32Array:
         """Compute a batch and return its logits, where the graph wrote them if that is possible."""
@@ -285,6 +298,8 @@ class Context(GraphContext):
                 (lambda: graph.set_masks(ubatch)) if masked else None,
                 wait=ubatch.n_outputs > 0,
             )
+            if self.keeps_hidden:
+                self._hidden.append(graph.read_hidden(ubatch.n_tokens))
             return graph
 
     def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
@@ -325,7 +340,14 @@ class Context(GraphContext):
         return self._graph_for(params).scheduled
 
     def _build(self, params: GraphParams) -> DecodeGraph:
-        return build_graph(self.model, self.kv, params, self.pool, self.n_ctx)
+        return build_graph(
+            self.model,
+            self.kv,
+            params,
+            self.pool,
+            self.n_ctx,
+            keeps_hidden=self.keeps_hidden,
+        )
 
     def _pin(self, graph: StepGraph) -> None:
         """Pin attention to the device of its pages, as any other would copy the whole pool."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import buffer_of, view_init
+from ..alloc.buffer import buffer_of, tensor_read, view_init
 from ..alloc.host import HostBuffer
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
@@ -78,14 +78,20 @@ class DecodeGraph(StepGraph):
     """A graph for ubatches of up to `params`, with its inputs and outputs."""
 
     def __init__(
-        self, arch: Architecture, params: GraphParams, inputs: GraphInputs, logits: Tensor
+        self,
+        arch: Architecture,
+        params: GraphParams,
+        inputs: GraphInputs,
+        logits: Tensor,
+        hidden: Tensor | None = None,
     ) -> None:
         self.temperature = arch.temperature
         self.windows = [group.window for group in groups_of(arch.hp.memory)]
         self.params = params
         self.inputs = inputs
         self.outputs = Outputs(logits, params.n_top, masked=params.masked)
-        super().__init__(self.outputs.tensors)
+        self._hidden = hidden
+        super().__init__((*self.outputs.tensors, *(() if hidden is None else (hidden,))))
 
     @cached_property
     def _arrays(self) -> _Arrays:
@@ -99,6 +105,7 @@ class DecodeGraph(StepGraph):
             None if self.temperature is None else in_place(inputs.attn_scale).ravel(),
             None if (scales := inputs.lora_scales) is None else in_place(scales).view(np.float32),
             None if inputs.slots is None else in_place(inputs.slots),
+            None if (hidden := inputs.hidden) is None else in_place(hidden).view(np.float32),
             [
                 _GroupArrays(
                     in_place(g.pages),
@@ -128,7 +135,7 @@ class DecodeGraph(StepGraph):
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, groups = self._arrays
+        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, hidden, groups = self._arrays
         # lists first: NumPy takes as long for one number as for a short list
         all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
         for run in ubatch.runs:
@@ -164,6 +171,17 @@ class DecodeGraph(StepGraph):
                 if run.lora_scales is not None:
                     lora_scales[begin:end] = run.lora_scales
                 begin = end
+        if hidden is not None:
+            hidden[n:] = 0
+            given = [run.hidden for run in ubatch.runs if run.hidden is not None]
+            np.concatenate(given, out=hidden[:n])
+
+    def read_hidden(self, n_tokens: int) -> F32Array:
+        """Return the hidden states of the first tokens, [n_tokens, n_embd]."""
+        assert self._hidden is not None, "the graph keeps no hidden states"
+        rows = np.empty((n_tokens, self._hidden.ne[0]), np.float32)
+        tensor_read(self._hidden, rows.reshape(-1).view(np.uint8))
+        return rows
 
 
 class _GroupArrays(NamedTuple):
@@ -212,6 +230,7 @@ class _Arrays(NamedTuple):
     attn_scale: I32Array | None  # the bytes of floats
     lora_scales: F32Array | None  # [n, n_parts]
     slots: I32Array | None  # [n, 2]
+    hidden: F32Array | None  # [n, n_embd]
     groups: list[_GroupArrays]
 
 
@@ -231,8 +250,11 @@ def build_graph(
     params: GraphParams,
     pool: KVPool,
     n_ctx: int,
+    *,
+    keeps_hidden: bool = False,
 ) -> DecodeGraph:
-    """Build the model's graph for ubatches of up to `params`, in a context of `n_ctx` tokens."""
+    """Build the model's graph for ubatches of up to `params`, in a context of `n_ctx` tokens. With
+    `keeps_hidden`, the tokens' hidden states are outputs."""
     # the page table has one more row, for the sequence of the padding tokens
     inputs = GraphInputs.new(
         params.n_tokens,
@@ -241,7 +263,9 @@ def build_graph(
         params.n_seqs + 1,
         model.hp.memory,
         n_parts=len(model.adapters.parts) if params.adapted else 0,
+        n_hidden=model.arch.n_hidden,
     )
+    hidden: list[Tensor] | None = [] if keeps_hidden else None
     logits = model.arch.build(
         model.weights,
         inputs,
@@ -251,5 +275,6 @@ def build_graph(
         adapters=model.adapters.weights,
         control=model.control.directions,
         states=kv.states,
+        hidden=hidden,
     )
-    return DecodeGraph(model.arch, params, inputs, logits)
+    return DecodeGraph(model.arch, params, inputs, logits, hidden[0] if hidden else None)

@@ -111,7 +111,7 @@ class HParams:
         n_expert, n_expert_used: experts of a layer, and those that a token uses; 0: there are none.
         n_ff_exp: the width of an expert.
         n_layer_nextn: further layers of the file, which predict more than the next token (arXiv
-            2404.19737). They are not used.
+            2404.19737). The first may guess tokens, see `NextN`; otherwise they are not used.
         causal: a token sees no later ones.
     """
 

@@ -28,7 +28,7 @@ from ..kernels.reference.arrays import can_dequantize, to_f32
 from ..sched.backend import Device
 from .adapter_file import AdapterFile
 from .adapters import Adapters, place_adapters
-from .arch import Architecture, Part, WeightSpec, open_architecture
+from .arch import Architecture, Part, WeightSpec, open_architecture, open_block
 from .control import Control, place_control
 from .control_file import NO_CONTROL, ControlFiles
 from .gguf import GGUFFile, Metadata, Scalar, TensorInfo, open_gguf
@@ -160,13 +160,14 @@ def load_model(
     check_tensors: bool = False,
     adapters: Sequence[AdapterFile] = (),
     control: ControlFiles = NO_CONTROL,
+    block: bool = False,
 ) -> LoadedModel:
     """Load a model and place its weights by the rules of `placement`.
 
     `progress` is called before the first copy and about 100 times more, with the bytes copied so
     far and the total. `overrides` replace metadata: see `open_gguf`. `check_tensors`: check first
     that all weights are finite. `adapters` are LoRA adapters for sequences to use, `control`
-    control vectors for all of them.
+    control vectors for all of them. `block`: load what `open_block` returns.
 
     Raises:
         ModelFileError: the file is missing or broken, or a tensor is missing or has a shape that
@@ -179,7 +180,9 @@ def load_model(
     with open_gguf(path, overrides=overrides) as file:
         if check_tensors:
             _check_finite(file)
-        model, sources = place_model(file, placement, adapters=adapters, control=control)
+        model, sources = place_model(
+            file, placement, adapters=adapters, control=control, block=block
+        )
         try:
             _fill(file, sources, model, progress)
             model.adapters.fill()
@@ -196,13 +199,14 @@ def place_model(
     memory: Memory = REAL_MEMORY,
     adapters: Sequence[AdapterFile] = (),
     control: ControlFiles = NO_CONTROL,
+    block: bool = False,
 ) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
     """Place and allocate the model of an open file, without copying the weights' data.
 
     Returns:
         The model, and the source of each weight in the file.
     """
-    arch = open_architecture(file)
+    arch = open_block(file) if block else open_architecture(file)
     specs = arch.weights()
     found = find_weights(file, specs, arch.ignores)
     homes = place(file.path, arch.hp, {w.spec: w.type for w in found}, placement)

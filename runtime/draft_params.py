@@ -1,4 +1,4 @@
-"""The options of a draft model: a small one whose guesses a large one checks.
+"""The options of a draft model: a small one, or a block of the file. The model checks its guesses.
 
 Knows no devices and no files. Tested by tests/runtime/test_draft_model.py.
 """
@@ -26,7 +26,10 @@ from ..model.params import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftParams(Options):
-    """The draft model and its placement. It has the context of the model that it guesses for."""
+    """The draft model and its placement. It has the context of the model that it guesses for.
+
+    The options of placement also place the block of `draft_mtp`.
+    """
 
     title: ClassVar[str] = "draft model"
 
@@ -46,6 +49,12 @@ class DraftParams(Options):
                 env="SPEC_DRAFT_HF_REPO",
             ),
         ),
+    )
+    draft_mtp: bool = option(
+        False,
+        "--mtp",
+        help="load the block of the model's file that predicts further tokens (MTP), in place of a "
+        "draft model; --spec-type draft-mtp loads it, too",
     )
     draft_devices: Sequence[str] = option(
         (),

@@ -47,10 +47,13 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
     """
+    block = params.draft.draft_mtp
+    if block and params.draft.draft_model:
+        raise RequestError("draft_mtp: it guesses in place of a draft model: leave out draft_model")
     plan = _plan_one(params, on_compile)
-    if not params.draft.draft_model:
+    if not (block or params.draft.draft_model):
         return plan
-    draft = _plan_one(draft_open_params(plan), on_compile, beside=plan)
+    draft = _plan_one(draft_open_params(plan), on_compile, beside=plan, block=block)
     if draft.has_states:
         raise UnsupportedModelError(
             f"{draft.path}: draft_model: its layers keep states, so wrong guesses cannot be taken "
@@ -58,12 +61,13 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         )
     if not draft.fits:  # leave it room
         plan = _plan_one(params, on_compile, beside=draft)
-        draft = _plan_one(draft_open_params(plan), on_compile, beside=plan)
+        draft = _plan_one(draft_open_params(plan), on_compile, beside=plan, block=block)
     return replace(plan, draft=draft)
 
 
 def draft_open_params(plan: ModelPlan) -> OpenParams:
-    """The options of the draft model beside a planned model: as many and as long texts.
+    """The options of the draft model, or of the block of the file, beside a planned model: as many
+    and as long texts.
 
     Raises:
         RequestError: an invalid option.
@@ -72,9 +76,9 @@ def draft_open_params(plan: ModelPlan) -> OpenParams:
     placement = params.placement
     n_threads = params.draft.draft_threads or placement.n_threads
     n_batch = params.draft.draft_threads or placement.n_threads_batch
-    return OpenParams.make(
+    found = OpenParams.make(
         {
-            "path": params.draft.draft_model,
+            "path": params.draft.draft_model or params.model.path,
             "devices": params.draft.draft_devices or placement.devices,
             "n_gpu_layers": params.draft.draft_gpu_layers,
             "n_cpu_moe": params.draft.draft_cpu_moe,
@@ -93,12 +97,17 @@ def draft_open_params(plan: ModelPlan) -> OpenParams:
             "cache_ram": 0,
         }
     )
+    return replace(found, metadata=params.metadata) if params.draft.draft_mtp else found
 
 
 def _plan_one(
-    params: OpenParams, on_compile: CompileProgress | None, beside: ModelPlan | None = None
+    params: OpenParams,
+    on_compile: CompileProgress | None,
+    beside: ModelPlan | None = None,
+    *,
+    block: bool = False,
 ) -> ModelPlan:
-    """Plan one model, in the memory that another one leaves."""
+    """Plan one model, or the file's block, in the memory that another one leaves."""
     overrides = metadata_overrides(params.metadata)
     with open_gguf(params.model.path, header_only=True, overrides=overrides) as file:
         placement = open_placement(params.placement, on_compile)
@@ -109,7 +118,7 @@ def _plan_one(
         }
         placement = replace(placement, memory=left)
         params = replace(params, placement=placement.params)
-        return _plan(Trials(file, placement, params), placement, params)
+        return _plan(Trials(file, placement, params, block=block), placement, params)
 
 
 def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan:

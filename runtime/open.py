@@ -37,6 +37,8 @@ from ..sched.backend import Backend, CompileProgress, Device
 from .adapters import AdapterScales, read_adapters, read_control
 from .check import enforce
 from .embedder import Embedder
+from .engine.drafts.block import DraftBlock
+from .engine.drafts.drafter import Drafter
 from .engine.drafts.model import DraftModel
 from .engine.drafts.translation import Translation, same_vocabulary
 from .engine.engine import Engine
@@ -46,6 +48,7 @@ from .messages import check_template_options
 from .page_cache import open_store
 from .params import ModelParams, OpenParams, template_variables
 from .plan import MeasuredModel, ModelPlan, open_planned
+from .speculative_params import SpecType
 
 log = get_logger("instance")
 
@@ -92,6 +95,8 @@ def open_model(
         PlacementError: placement is strict, and the plan has displaced nodes.
         GrammarError: the grammar of `defaults` is invalid for the model's vocabulary.
     """
+    if SpecType.DRAFT_MTP in (defaults or {}).get("spec_type", ()):
+        params = params.change(draft_mtp=True)
     plan_now = partial(plan_model, params, on_compile)
     plan = plan_now() if admit is None else admit(plan_now)
     parts = _read_parts(params)
@@ -225,10 +230,22 @@ def _open_draft(
     vocab: Vocab,
     compiler: Compiler,
     on_load: OnLoad | None,
-) -> DraftModel | None:
-    """Load the draft model beside the model of `context`. It has the same threads."""
+) -> Drafter | None:
+    """Load the draft model, or the file's block, beside the model of `context`. It has the same
+    threads."""
     if plan is None:
         return None
+    pool = context.host_threads
+
+    def open_backend(device: Device) -> Backend:
+        return device.init_backend(pool) if isinstance(device, CpuDevice) else device.init_backend()
+
+    load_draft = partial(load, plan, on_load, open_backend=open_backend)
+    if plan.is_block:
+        block = load_draft()
+        assert isinstance(block, Context), "the plan is for text"
+        log.info(f"the file's block guesses tokens: {size_text(plan.n_bytes)} of weights")
+        return DraftBlock(block, vocab, context)
     with open_gguf(plan.path) as file:
         try:
             draft_vocab = load_vocab(file.metadata)
@@ -241,12 +258,7 @@ def _open_draft(
             "by their text, and fewer come true"
         )
         translation = Translation(vocab, draft_vocab, compiler.spelling)
-    pool = context.host_threads
-
-    def open_backend(device: Device) -> Backend:
-        return device.init_backend(pool) if isinstance(device, CpuDevice) else device.init_backend()
-
-    draft = load(plan, on_load, open_backend=open_backend)
+    draft = load_draft()
     assert isinstance(draft, Context), "the plan is for text"
     log.info(f"draft model: {plan.path.name}, {size_text(plan.n_bytes)} of weights")
     return DraftModel(draft, draft_vocab, translation)
@@ -341,11 +353,14 @@ def load(
         check_tensors=params.model.check_tensors,
         adapters=read_adapters(params.adapters),
         control=read_control(params.adapters),
+        block=plan.is_block,
     )
     try:
         if for_requests:
             want_kernels()
         kind = context_type(model.arch, params.embedding)
+        if kind is Context:
+            kind = partial(Context, keeps_hidden=params.draft.draft_mtp)
         return kind(
             model,
             params.context,

@@ -198,6 +198,7 @@ class ModelPlan:
         n_out: elements of a vector, or scores of a pair of texts; 0: the model generates text.
         n_step: the most tokens of a step with several texts; 0: the model generates text.
         draft: the plan of the draft model, beside this one; None: there is none.
+        is_block: it is of the file's block that predicts further tokens, not of its model.
     """
 
     params: OpenParams
@@ -227,6 +228,7 @@ class ModelPlan:
     n_out: int = 0
     n_step: int = 0
     draft: ModelPlan | None = None
+    is_block: bool = False
 
     @property
     def n_bytes_kv(self) -> int:
@@ -274,26 +276,30 @@ def open_measured(
     *,
     no_pipeline: str = "",
     sketch: bool = False,
+    block: bool = False,
+    keeps_hidden: bool = False,
 ) -> MeasuredModel:
     """Place a model as `load_model` and its context do, but allocate and compile nothing.
 
     Args:
         sketch: measure the largest graph only. This takes a fraction of the time; the real context
             may need more memory.
+        block: of the file's block, see `open_block`.
+        keeps_hidden: see `Context`.
 
     Raises:
         As `load_model` and the context, but never OutOfMemoryError.
     """
     memory = MeasuredMemory()
-    model, _ = place_model(file, placement, memory, adapters, control)
+    model, _ = place_model(file, placement, memory, adapters, control, block)
     kind = context_type(model.arch, embedding or EmbeddingParams())
     for what, files in (("LoRA adapters", adapters), ("control vectors", control.files)):
         if files and kind is not Context:
             raise UnsupportedModelError(
                 f"{files[0].path}: {what} of models that compute embeddings are not supported yet"
             )
-    if sketch and kind is Context:
-        kind = _SketchedContext
+    if kind is Context:
+        kind = partial(_SketchedContext if sketch else Context, keeps_hidden=keeps_hidden)
     context = kind(
         model,
         params,
@@ -314,6 +320,8 @@ def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
         read_adapters(params.adapters),
         read_control(params.adapters),
         no_pipeline=plan.no_pipeline,
+        block=plan.is_block,
+        keeps_hidden=params.draft.draft_mtp,
     )
 
 
@@ -337,8 +345,8 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         name=card.name,
         n_bytes=card.n_bytes,
         n_params=card.n_params,
-        n_layers=len(model.layers),
-        n_gpu_layers=sum(device is not model.placement.cpu for device in model.layers),
+        n_layers=len(_layers(model)),
+        n_gpu_layers=sum(device is not model.placement.cpu for device in _layers(model)),
         n_ctx=context.n_ctx,
         n_ctx_train=model.hp.n_ctx_train,
         n_ubatch=context.n_ubatch,
@@ -354,7 +362,14 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         pooling=embed.pooling if embed else None,
         n_out=embed.n_out if embed else 0,
         n_step=embed.n_step if embed else 0,
+        is_block=model.arch.n_hidden > 0,
     )
+
+
+def _layers(model: LoadedModel) -> Sequence[Device]:
+    """The device of each layer that has weights; the output is the last one."""
+    found = {model.specs[name].layer for name in model.weights}
+    return [device for il, device in enumerate(model.layers) if il in found]
 
 
 def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
@@ -376,7 +391,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
     return DevicePlan(
         device.name,
         device.description,
-        sum(d is device for d in measured.model.layers),
+        sum(d is device for d in _layers(measured.model)),
         free,
         capacity,
         device.driver_margin,

@@ -21,10 +21,11 @@ class SpecType(StrEnum):
     """Where guesses come from."""
 
     NONE = "none"
-    AUTO = "auto"  # a draft model, if there is one, else n-grams
+    AUTO = "auto"  # a draft model or a block, if there is one, else n-grams
     NGRAM_SIMPLE = "ngram-simple"
     NGRAM_MOD = "ngram-mod"
     DRAFT_SIMPLE = "draft-simple"
+    DRAFT_MTP = "draft-mtp"
 
 
 _SYNONYMS: Final = {"ngram-map-k": SpecType.NGRAM_SIMPLE}
@@ -32,7 +33,6 @@ _REFUSED: Final = {
     "draft-eagle3": "a head trained for it; use -md with a small model of the same vocabulary",
     "draft-dflash": "a head trained for it; use -md with a small model of the same vocabulary",
     "draft-dspark": "a head trained for it; use -md with a small model of the same vocabulary",
-    "draft-mtp": "no supported architecture has such blocks; use -md with a small model",
     "ngram-map-k4v": "use ngram-simple",
     "ngram-cache": "use ngram-mod, whose table needs no file",
 }
@@ -98,8 +98,9 @@ class SpeculativeParams(Options):
         parse=parse_types,
         check=_check_types,
         help="where guesses of the next tokens come from: ngram-simple: the text itself; "
-        "ngram-mod: also other texts of the same client; draft-simple: the model of -md; none; "
-        "auto: draft-simple if there is such a model, and ngram-simple",
+        "ngram-mod: also other texts of the same client; draft-simple: the model of -md; "
+        "draft-mtp: a block of the model's own file, see --mtp; none; "
+        "auto: draft-simple or draft-mtp if they are loaded, and ngram-simple",
         default_text="auto",
     )
     spec_n_max: int = option(
@@ -153,3 +154,7 @@ class SpeculativeParams(Options):
     def is_on(self) -> bool:
         """True if tokens may be guessed."""
         return self.spec_n_max > 0 and SpecType.NONE not in self.spec_type
+
+    def uses(self, model: SpecType) -> bool:
+        """True if a model of this type may guess."""
+        return self.is_on and not {model, SpecType.AUTO}.isdisjoint(self.spec_type)

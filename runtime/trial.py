@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ..model.arch import open_architecture
+from ..model.arch import open_architecture, open_block
 from ..model.embed_context import embeds
 from ..model.gguf import GGUFFile
 from ..model.placement import Placement, layer_devices, moe_overrides
@@ -68,8 +68,12 @@ class Trials:
         is_plan_fast: a plan takes little longer than a sketch.
     """
 
-    def __init__(self, file: GGUFFile, placement: Placement, params: OpenParams) -> None:
-        arch, rules = open_architecture(file), params.placement
+    def __init__(
+        self, file: GGUFFile, placement: Placement, params: OpenParams, *, block: bool = False
+    ) -> None:
+        """`block`: measure the file's block, see `open_block`, not its model."""
+        arch = open_block(file) if block else open_architecture(file)
+        rules = params.placement
         hp = arch.hp
         self.n_layer, self.n_expert = hp.n_layer, hp.n_expert
         self.n_ctx_train = hp.n_ctx_train
@@ -88,6 +92,7 @@ class Trials:
         self._file = file
         self._placement = placement
         self._params = params
+        self._block = block
         self._adapters = read_adapters(params.adapters)
         self._control = read_control(params.adapters)
         self._sketches: dict[tuple[Choice, str], Sketch] = {}
@@ -124,6 +129,8 @@ class Trials:
             self._control,
             no_pipeline=no_pipeline,
             sketch=sketch,
+            block=self._block,
+            keeps_hidden=options.draft.draft_mtp,
         )
 
     # --- the options of a choice ---

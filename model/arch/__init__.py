@@ -19,6 +19,7 @@ from ..keys import Keys
 from .adapted import AdapterWeights
 from .base import Architecture
 from .inputs import GraphInputs, KVLayer
+from .nextn import NextN
 from .weights import Part, WeightSpec
 
 # the module and the class of each architecture, by its name in files; imported when it is needed
@@ -177,6 +178,15 @@ def open_architecture(file: GGUFFile) -> Architecture:
     return find_architecture(name, file.path)(Keys(file))
 
 
+def open_block(file: GGUFFile) -> Architecture:
+    """Return the first block of a file that predicts further tokens, as a model of its own.
+
+    Raises:
+        As `open_architecture`. UnsupportedModelError: the file has no such block, too.
+    """
+    return NextN(Keys(file), open_architecture(file))
+
+
 __all__ = [
     "ARCHITECTURES",
     "AdapterWeights",
@@ -187,4 +197,5 @@ __all__ = [
     "WeightSpec",
     "find_architecture",
     "open_architecture",
+    "open_block",
 ]

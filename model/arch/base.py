@@ -105,6 +105,11 @@ class Architecture(ABC):
         return self.has_output and self.hp.causal
 
     @property
+    def n_hidden(self) -> int:
+        """The elements of the hidden states that the graph reads, see `NextN`; 0: it reads none."""
+        return 0
+
+    @property
     def classifier_pooling(self) -> Pooling:
         """The pooling that makes the row which a classifier reads.
 
@@ -150,11 +155,13 @@ class Architecture(ABC):
         adapters: Mapping[str, AdapterWeights] | None = None,
         control: Mapping[int, Tensor] | None = None,
         states: Mapping[int, Sequence[Tensor]] | None = None,
+        hidden: list[Tensor] | None = None,
     ) -> Tensor:
         """Build the graph of a step with a model's weights, see `GraphBuild`.
 
         If the inputs have scales of LoRA adapters, those of `adapters` are added to the weights of
-        these names. `control` are the directions of control vectors by layer.
+        these names. `control` are the directions of control vectors by layer. The tensor of the
+        tokens' hidden states [n_embd, n_tokens] is added to the list `hidden`, if there is one.
 
         Return its logits [n_vocab, n_outputs], flagged as output.
         """
@@ -172,6 +179,7 @@ class Architecture(ABC):
             adapted,
             control or {},
             states or {},
+            hidden=hidden,
         )
         return self.forward(g).named("result_output").set_output()
 
@@ -211,7 +219,7 @@ class Architecture(ABC):
             ModelFileError: the hyperparameters do not fit together.
         """
         declared, memory = DeclaredWeights(), self.hp.memory
-        inputs = GraphInputs.new(2, 1, 1, 1, memory)
+        inputs = GraphInputs.new(2, 1, 1, 1, memory, n_hidden=self.n_hidden)
         kv = [KVLayer.new(m, PAGE_SIZE, GGMLType.F32, GGMLType.F32) for m in memory]
         states = {
             il: [Tensor(GGMLType.F32, (n, 1)) for n in m.states] for il, m in enumerate(memory)

@@ -46,6 +46,7 @@ class GraphBuild:
         states: the states of each layer that has some, each [size, n_slots].
         written: for each layer, its keys and values with those of this step.
         embeddings: the last layer's normalized output, if an output matrix follows it.
+        hidden: the hidden states of all tokens are added here; None: they are not kept.
     """
 
     hp: HParams
@@ -60,6 +61,7 @@ class GraphBuild:
     states: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
     written: dict[int, KVLayer] = field(default_factory=dict)
     embeddings: list[Tensor] = field(default_factory=list)
+    hidden: list[Tensor] | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -148,10 +150,19 @@ class GraphBuild:
         A file without an output matrix uses the embedding.
         """
         n_layer = self.hp.n_layer
+        x = self.keep(x)
         self.embeddings.append(x)
         files = ((Part("output.weight"),), (Part("token_embd.weight"),))
         y = self.linear(x, "output", self.hp.n_vocab, n_layer, files=files)
         return self.add_bias(y, "output", n_layer, bias)
+
+    def keep(self, x: Tensor) -> Tensor:
+        """Return the rows of hidden states x that become outputs. If hidden states are kept, x has
+        those of all tokens."""
+        if self.hidden is None:
+            return x
+        self.hidden.append(x.named("result_hidden").set_output())
+        return ops.get_rows(x, self.inputs.out_ids)
 
     # --- blocks ---
 

@@ -48,6 +48,7 @@ class GraphInputs:
         lora_scales: F32 [n_parts, n_tokens] scales of adapters, see `Adapted`; None: without.
         slots: I32 [2, n_tokens] the slot that has the states before each token (-1: all zeros), and
             the slot that gets those after it; None: no layer has states.
+        hidden: F32 [n_embd, n_tokens] hidden states of another model, see `NextN`; None: without.
         groups: inputs of each group of layers.
         group_of: for each layer, the index of its group; None: it has no memory.
     """
@@ -60,6 +61,7 @@ class GraphInputs:
     attn_scale: Tensor
     lora_scales: Tensor | None
     slots: Tensor | None
+    hidden: Tensor | None
     groups: tuple[GroupInputs, ...]
     group_of: tuple[int | None, ...]
 
@@ -72,13 +74,16 @@ class GraphInputs:
         n_seqs: int,
         memory: Sequence[LayerMemory],
         n_parts: int = 0,
+        n_hidden: int = 0,
     ) -> GraphInputs:
-        """Return unallocated inputs of these sizes. `n_parts`: of adapters."""
+        """Return unallocated inputs of these sizes. `n_parts`: of adapters. `n_hidden`: elements of
+        a hidden state."""
         one = (n_tokens,)
         shapes: dict[str, tuple[int, ...]]
         shapes = {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
         shapes |= {"attn_scale": one, "lora_scales": (n_parts, n_tokens)}
         shapes["slots"] = (2, n_tokens if state_group(memory) else 0)
+        shapes["hidden"] = (n_hidden, n_tokens)
         every = list(shapes.items())
         for group in groups_of(memory):
             name = group.name.replace(" ", "_")
@@ -92,7 +97,7 @@ class GraphInputs:
             for (name, ne), begin in zip(every, begins, strict=False)
         ]
         shared: dict[str, Any] = dict(zip(shapes, views, strict=False))
-        for name in ("lora_scales", "slots"):
+        for name in ("lora_scales", "slots", "hidden"):
             if not shared[name].n_elements:
                 shared[name] = None
         rest = views[len(shapes) :]
@@ -108,7 +113,7 @@ class GraphInputs:
 
 def _view(whole: Tensor, name: str, ne: tuple[int, ...], offset: int) -> Tensor:
     view = ops.view(whole, ne, offset=offset)
-    if name in ("attn_scale", "lora_scales"):  # the same bytes as floats
+    if name in ("attn_scale", "lora_scales", "hidden"):  # the same bytes as floats
         view = Tensor(GGMLType.F32, ne, op=Op.VIEW, src=(whole,), view_src=whole, view_offs=offset)
     return view.named(f"inp_{name}")
 

@@ -53,9 +53,10 @@ class LayerBuild:
     def outputs(self, *xs: Tensor) -> tuple[Tensor, ...]:
         """Return the rows [n, n_outputs] of each x [n, n_tokens] that become outputs.
 
-        Layers before the last one need all rows, so they get each x itself.
+        Layers before the last one need all rows, so they get each x itself. So does the last one if
+        hidden states are kept.
         """
-        if self.il < self.hp.n_layer - 1:
+        if self.il < self.hp.n_layer - 1 or self.g.hidden is not None:
             return xs
         return tuple(ops.get_rows(x, self.g.inputs.out_ids) for x in xs)
 

@@ -3,7 +3,7 @@
 qwen35: Qwen 3.5. The same without experts, and with another order of heads.
 qwen35moe: Qwen 3.5 with experts.
 
-Layers that predict more than one token are left out. Tested by tests/model/test_arch_golden.py.
+Tested by tests/model/test_arch_golden.py.
 """
 
 from __future__ import annotations

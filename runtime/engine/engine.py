@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ...base.errors import ClosedError, ContextSizeError, RequestError
 from ...model.adapters import Adapters
@@ -30,7 +30,7 @@ from ..params import EngineParams
 from ..speculative_params import SpecType
 from . import policy
 from .counters import Counters
-from .drafts.model import DraftModel
+from .drafts.drafter import Drafter
 from .job import Job
 from .prefixes import Prefixes
 from .pulse import Pulse
@@ -43,6 +43,12 @@ from .ticket import RunningJob, Ticket
 from .worker import Worker
 
 T = TypeVar("T")
+
+# what requests for the guesses of a model need
+MODELS: Final = {
+    SpecType.DRAFT_SIMPLE: "a draft model: start with -md MODEL",
+    SpecType.DRAFT_MTP: "the block of the model's file: start with --mtp",
+}
 
 
 class Engine:
@@ -62,7 +68,7 @@ class Engine:
         compiler: Compiler | None = None,
         adapters: Adapters | None = None,
         store: PageStore | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: Drafter | None = None,
     ) -> None:
         """`compiler`: of grammars; None: a new one. `adapters`: those of the context's model.
         `store`: of pages that leave the pool; None: they are lost. `draft_model`: guesses tokens.
@@ -255,8 +261,10 @@ class Engine:
         for token in (min(job.prompt), max(job.prompt)):
             if not 0 <= token < n_tokens:
                 raise RequestError(f"token {token} of the prompt: must be 0 to {n_tokens - 1}")
-        if SpecType.DRAFT_SIMPLE in job.params.speculative.spec_type and self.draft_model is None:
-            raise RequestError("spec_type: draft-simple needs a draft model: start with -md MODEL")
+        own = None if self.draft_model is None else self.draft_model.spec_type
+        for wanted, instead in MODELS.items():
+            if wanted in job.params.speculative.spec_type and own is not wanted:
+                raise RequestError(f"spec_type: {wanted} needs {instead}")
         if n_prompt >= self.n_ctx:
             raise ContextSizeError(n_prompt, self.n_ctx)
 

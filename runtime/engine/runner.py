@@ -40,7 +40,7 @@ from ...model.vocab import Vocab
 from . import policy
 from .batch_plan import BatchPlan, Output
 from .counters import Counters
-from .drafts.model import DraftModel
+from .drafts.drafter import Drafter
 from .drafts.speculation import Guesses, Speculation
 from .job import StopType
 from .pace import Pace
@@ -80,7 +80,7 @@ class Runner:
         pulse: Pulse,
         store: PageStore | None = None,
         spelling: Callable[[], Mapping[bytes, int]] = dict,
-        draft_model: DraftModel | None = None,
+        draft_model: Drafter | None = None,
     ) -> None:
         self.counters = Counters()
         self.steps = Steps()
@@ -309,6 +309,7 @@ class Runner:
             self._fail_in_flight(e)
             return 0
         masks = self._masks.take()
+        self._speculation.computed(plan.tickets(), plan.batch)
         self.counters.n_masks += len(masks)
         self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
         # jobs with outputs have no tokens in flight any more

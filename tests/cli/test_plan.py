@@ -15,6 +15,7 @@ import pytest
 from commands import LAMELLA, lamella
 from golden_data import STORIES, model_path
 from golden_data import TINY as TINY_FILES
+from nextn_models import write_nextn
 from tiny_models import TINY, write_model
 
 import lamella as api
@@ -147,6 +148,16 @@ def test_every_field_is_documented(model: Path) -> None:
     options = found["params"].keys()
     assert options == OpenParams().values().keys() - {"path"}
     assert documented - {"null"} == keys(found | {"params": None})
+
+
+def test_a_block_that_guesses(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_nextn(TINY["llama"], path)
+    assert plan(path, *SMALL)["draft"] is None
+    assert plan(path, *SMALL, "--mtp")["draft"]["n_layers"] == 2
+    assert "\nthe file's block (--mtp), in the memory that is left:\n" in table(
+        path, *SMALL, "--mtp"
+    )
 
 
 def test_memory_without_a_limit(model: Path) -> None:

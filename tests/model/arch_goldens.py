@@ -58,7 +58,7 @@ def check_case(name: str, case: dict[str, Any], logits: npt.NDArray[np.float32])
     assert lead.max() <= (NEAR_ROUNDED if name in LIMITS else NEAR)
 
 
-def log_softmax(x: npt.NDArray[np.float32]) -> F64Array:
+def log_softmax(x: npt.NDArray[np.floating[Any]]) -> F64Array:
     """Return log-probabilities of logits."""
     y = x.astype(np.float64)
     y -= y.max(axis=-1, keepdims=True)

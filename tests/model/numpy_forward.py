@@ -18,21 +18,47 @@ Weights = Mapping[str, npt.NDArray[np.float32]]
 
 def forward(tiny: Tiny, w: Weights, tokens: Sequence[int]) -> F64Array:
     """Return the logits [n_tokens, n_vocab] after each token."""
+    return hidden_states(tiny, w, tokens) @ _output(w).T
+
+
+def hidden_states(tiny: Tiny, w: Weights, tokens: Sequence[int]) -> F64Array:
+    """Return the rows [n_tokens, n_embd] before the output matrix."""
     x = w["token_embd.weight"].astype(np.float64)[list(tokens)]
-    angles, scale = _angles(tiny, w, len(tokens))
     for il in range(tiny.n_layer):
-        blk = f"blk.{il}."
-        h = _norm(tiny, x, w[blk + "attn_norm.weight"])
-        q, k, v = (_heads(tiny, _linear(w, h, f"{blk}attn_{kind}")) for kind in "qkv")
-        if tiny.qk_norm:
-            q = _norm(tiny, q, w[blk + "attn_q_norm.weight"])
-            k = _norm(tiny, k, w[blk + "attn_k_norm.weight"])
-        q, k = (_rotate(tiny, y, angles) * scale for y in (q, k))
-        x = x + _linear(w, _attend(q, k, v), blk + "attn_output")
-        h = _norm(tiny, x, w[blk + "ffn_norm.weight"])
-        x = x + (_moe(tiny, w, h, blk) if tiny.n_expert else _ffn(w, h, blk))
-    x = _norm(tiny, x, w["output_norm.weight"])
-    return x @ w.get("output.weight", w["token_embd.weight"]).T
+        x = _layer(tiny, w, x, f"blk.{il}.")
+    return _norm(tiny, x, w["output_norm.weight"])
+
+
+def forward_block(
+    tiny: Tiny, w: Weights, tokens: Sequence[int], hidden: F64Array
+) -> tuple[F64Array, F64Array]:
+    """Return the logits [n_tokens, n_vocab] of the block that predicts further tokens, and its
+    hidden states. `hidden` are those of the token before each (arXiv 2412.19437, section 2.2)."""
+    blk = f"blk.{tiny.n_layer}.nextn."
+    embeddings = w.get(blk + "embed_tokens.weight", w["token_embd.weight"]).astype(np.float64)
+    e: F64Array = _norm(tiny, embeddings[list(tokens)], w[blk + "enorm.weight"])
+    h: F64Array = _norm(tiny, hidden, w[blk + "hnorm.weight"])
+    x: F64Array = np.concatenate([e, h], -1) @ w[blk + "eh_proj.weight"].T
+    x = _layer(tiny, w, x, f"blk.{tiny.n_layer}.")
+    head = w.get(blk + "shared_head_head.weight", _output(w))
+    return _norm(tiny, x, w[blk + "shared_head_norm.weight"]) @ head.T, x
+
+
+def _output(w: Weights) -> npt.NDArray[np.float32]:
+    return w.get("output.weight", w["token_embd.weight"])
+
+
+def _layer(tiny: Tiny, w: Weights, x: F64Array, blk: str) -> F64Array:
+    angles, scale = _angles(tiny, w, len(x))
+    h = _norm(tiny, x, w[blk + "attn_norm.weight"])
+    q, k, v = (_heads(tiny, _linear(w, h, f"{blk}attn_{kind}")) for kind in "qkv")
+    if tiny.qk_norm:
+        q = _norm(tiny, q, w[blk + "attn_q_norm.weight"])
+        k = _norm(tiny, k, w[blk + "attn_k_norm.weight"])
+    q, k = (_rotate(tiny, y, angles) * scale for y in (q, k))
+    x = x + _linear(w, _attend(q, k, v), blk + "attn_output")
+    h = _norm(tiny, x, w[blk + "ffn_norm.weight"])
+    return x + (_moe(tiny, w, h, blk) if tiny.n_expert else _ffn(w, h, blk))
 
 
 def _linear(w: Weights, x: F64Array, name: str) -> F64Array:

@@ -4,50 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from open_params import open_params
+from draft_world import guess_always, opened, texts
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import BackendError, DoesNotFitError, RequestError
 from lamella.graph import GGMLType
 from lamella.model.outputs import TopLogits
 from lamella.runtime.check import check
-from lamella.runtime.engine.drafts import speculation
-from lamella.runtime.engine.drafts.model import DraftModel, probability
+from lamella.runtime.engine.drafts.drafter import probability
+from lamella.runtime.engine.drafts.model import DraftModel
 from lamella.runtime.engine.drafts.translation import Translation, same_vocabulary
-from lamella.runtime.engine.drafts.widths import Wish
 from lamella.runtime.fit import plan_model
 from lamella.runtime.instance import Instance
-from lamella.runtime.open import open_instance
 from lamella.runtime.params import OpenParams, RequestParams
 from lamella.runtime.text import generate
 
 SHIPPED = Path(__file__).parents[2] / "models" / "lamella-stories-Q8_0.gguf"
-PROMPTS = [[1, *(3 + (i * 7 + k) % 250 for i in range(20 + 9 * k))] for k in range(5)]
-
-
-def widest(wishes: Sequence[Wish], n_texts: int, n_max: int, ms_of: object) -> list[int]:
-    found, room = [], n_max - n_texts
-    for wish in wishes:
-        found.append(min(wish.n, room))
-        room -= found[-1]
-    return found
 
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guess all that there is: times of tiny models say little."""
-    monkeypatch.setattr(speculation, "best_widths", widest)
-    monkeypatch.setattr(
-        speculation,
-        "best_depth",
-        lambda rates, n_texts, n_max, n_most, ms_of, ms_draft: min(n_max, 5),
-    )
+    guess_always(monkeypatch)
 
 
 def tiny(folder: Path, name: str = "llama", seed: int = 0) -> Path:
@@ -57,33 +39,12 @@ def tiny(folder: Path, name: str = "llama", seed: int = 0) -> Path:
     return path
 
 
-def opened(path: Path, draft: Path | str = "", **options: Any) -> Instance:
-    given = {"devices": ("none",), "n_ctx": 640, "n_ubatch": 32, **options}
-    return open_instance(open_params("", **given).change(path=path, draft_model=str(draft)))
-
-
-def texts(instance: Instance, **options: Any) -> list[tuple[list[Any], int, int]]:
-    """The tokens with probabilities of all prompts at once, and their guesses."""
-
-    def one(i: int) -> tuple[list[Any], int, int]:
-        params = {"n_predict": 40, "ignore_eos": True, "seed": i, **options}
-        generation = generate(
-            *(instance.engine, instance.vocab, PROMPTS[i], RequestParams.make(params)), n_probs=3
-        )
-        probs = [(at.chosen, *at.top) for piece in generation for at in piece.probs]
-        timings = generation.result.timings
-        return probs, timings.draft_n, timings.draft_n_accepted
-
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(one, range(len(PROMPTS))))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_its_own_guesses_come_true(tmp_path: Path, name: str, temperature: float) -> None:
     """A model that guesses for itself is right, at any temperature: it draws the same numbers."""
     path = tiny(tmp_path, name)
-    options = {"temperature": temperature, "spec_type": "draft-simple"}
+    options: dict[str, Any] = {"temperature": temperature, "spec_type": "draft-simple"}
     with opened(path) as instance:
         expected = texts(instance, temperature=temperature)
     with opened(path, path) as instance:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from latent_models import write_latent
 from make_adapter import arch_of, named, random_matrices, write_adapter
+from nextn_models import write_nextn
 from open_params import open_params
 from random_texts import Guessing, compare, random_request, replace_controller
 from tiny_models import TINY, write_model
@@ -37,6 +38,7 @@ class World:
 # on "sim", a mask and the choice of the candidates are computed on a device
 SIM = ("sim",)
 PART = {"n_gpu_layers": 2, "op_offload": False}  # the last layer and the logits on the device
+BLOCK = {"draft_mtp": True}
 WORLDS = {
     "cpu": World("llama", "oracle", 4),
     "cpu, one at a time": World("llama", "mixed", 1),
@@ -56,6 +58,8 @@ WORLDS = {
     "a draft model": World("llama", "draft-simple", 5, draft="llama", options={"n_ctx": 160}),
     "a draft model on a device": World("gemma3", "auto", 3, SIM, "gemma3", PART),
     "another draft model": World("lora", "draft-simple", 4, draft="qwen3moe"),
+    "a block of the file": World("nextn", "draft-mtp", 5, options=BLOCK | {"n_ctx": 160}),
+    "a block on two": World("nextn", "draft-mtp", 3, SIM, options=BLOCK | PART),
     "as by default": World("llama", "auto", 4),
 }
 
@@ -67,6 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / f"{name}.gguf"
         write_model(replace(TINY[name], n_vocab=N_VOCAB), path, GGMLType.Q8_0)
     write_window_model(folder / "gemma3.gguf", n_swa=40)
+    write_nextn(replace(TINY["mixtral"], n_vocab=N_VOCAB), folder / "nextn.gguf", GGMLType.Q8_0)
     write_latent(folder / "latent.gguf", type=GGMLType.Q8_0)
     (folder / "lora.gguf").symlink_to(folder / "llama.gguf")
     tensors = named(random_matrices(path := folder / "lora.gguf", 4, strength=0.5, seed=1))

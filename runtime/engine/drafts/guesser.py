@@ -30,10 +30,8 @@ class Rest:
 
     def goes_on(self) -> bool:
         """True if the next step has no guesses. Call it once for each step."""
-        if not self._n_left:
-            return False
-        self._n_left -= 1
-        return True
+        self._n_left = max(self._n_left - 1, -1)
+        return self._n_left >= 0
 
     def add(self, *, pays: bool) -> None:
         """Count a step."""
@@ -45,11 +43,9 @@ class Guesser:
     """Asks the sources of a text, the best first.
 
     Attributes:
-        is_on, n_max: of `params`.
         acceptance: how often the guesses of this text come true.
         synthetic: decides which guesses are taken, for benchmarks; None: the sampler does.
         rest, model_rest: of these sources, and of the draft model, where guesses do not pay.
-        uses_model: the draft model guesses, if there is one.
     """
 
     def __init__(
@@ -61,9 +57,7 @@ class Guesser:
     ) -> None:
         self.params = params
         self.acceptance = acceptance
-        self.is_on, self.n_max = params.is_on, params.spec_n_max
         self.rest, self.model_rest = Rest(), Rest()
-        self.uses_model = not {SpecType.DRAFT_SIMPLE, SpecType.AUTO}.isdisjoint(params.spec_type)
         types, self.synthetic = params.spec_type, None
         self._sources: list[Source] = []
         if params.spec_synth_rates:

@@ -2,36 +2,28 @@
 
 All texts are drafted together, a token of each in a step. The draft model has the tokens of a text
 up to the last checked one; wrong guesses are taken back. A long prompt is evaluated in parts, one
-before each step of the other model. An error of the draft model ends drafts, never a request.
+before each step of the other model.
 Tested by tests/runtime/test_draft_model.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Final
 
-import numpy as np
-
-from ....base.errors import LamellaError
-from ....base.log import get_logger
 from ....model.batch import Batch
 from ....model.context import Context
 from ....model.kv_prefix import PrefixTree
 from ....model.kv_sequence import KVSequence
-from ....model.outputs import Row, Rows, TopLogits
+from ....model.outputs import Rows
 from ....model.sampling import Sampler
 from ....model.vocab import Vocab
-from ..pace import Pace
+from ...speculative_params import SpecType
 from ..ticket import Ticket
+from .drafter import KIND, Drafter, follow
 from .source import NO_DRAFT, Draft
 from .translation import Translation
-
-KIND: Final = "model"
-
-log = get_logger("drafts")
 
 
 class DraftText:
@@ -55,13 +47,10 @@ class DraftText:
         self.n_accepted = 0
 
 
-class DraftModel:
-    """A draft model. Used by the engine's thread only.
+class DraftModel(Drafter):
+    """A draft model. Used by the engine's thread only."""
 
-    Attributes:
-        context: of the draft model.
-        is_broken: it failed, and guesses no more.
-    """
+    spec_type = SpecType.DRAFT_SIMPLE
 
     def __init__(
         self, context: Context, vocab: Vocab, translation: Translation | None = None
@@ -72,31 +61,13 @@ class DraftModel:
             vocab: of the draft model.
             translation: from and to the vocabulary of the texts, if that is another one.
         """
-        self.context = context
-        self.is_broken = False
-        self._vocab = vocab
+        super().__init__(context, vocab)
         self._translation = translation
         self._tree = PrefixTree(context.pool)
-        self._pace = Pace(context.n_ubatch)
         self._texts: dict[Ticket, DraftText] = {}
 
-    def ms_of(self, n_texts: int) -> float | None:
-        """The milliseconds of one guess of each of `n_texts`; None: not known."""
-        return self._pace.ms_of(n_texts)
-
-    def draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
-        """`n` guesses for each text; fewer or none where the model is not ready or not sure."""
-        if not self.is_broken:
-            try:
-                return self._draft(tickets, n)
-            except Exception as e:
-                self.is_broken = True
-                cause = None if isinstance(e, LamellaError) else e
-                log.error("the draft model failed, and guesses no more: %s", e, exc_info=cause)
-        return [NO_DRAFT] * len(tickets)
-
     def forget(self, ticket: Ticket) -> None:
-        """Free the pages of a text that leaves. Later texts may share its prefix."""
+        """Later texts may share the prefix of one that leaves."""
         if self._translation is not None:
             self._translation.forget(ticket)
         text = self._texts.pop(ticket, None)
@@ -117,7 +88,7 @@ class DraftModel:
         for _ in range(n):
             rows = self._step([text for _, text in going])
             for (ticket, text), row in zip(going, rows, strict=True):
-                guess = text.last = self._guess(ticket, text, row)
+                guess = text.last = self._guess(ticket, text.sampler, row)
                 if guess >= 0:
                     found[ticket].append(guess)
             going = [(ticket, text) for ticket, text in going if text.last >= 0]
@@ -126,6 +97,9 @@ class DraftModel:
         for text in ready:
             text.seq.held = None
         return [self._as_draft(guesses, n) for guesses in found.values()]
+
+    def _computed(self, tickets: Iterable[Ticket], batch: Batch) -> None:
+        """It reads tokens only."""
 
     def _as_draft(self, guesses: list[int], n: int) -> Draft:
         if self._translation is not None:
@@ -155,7 +129,7 @@ class DraftModel:
             return None
         text.last = tokens[-1]
         text.seq.held = end  # pages that the next round needs stay
-        self._follow(text.sampler, ticket, text)
+        self._follow(ticket, text)
         return text
 
     def _begin(self, ticket: Ticket, tokens: Sequence[int]) -> DraftText:
@@ -171,19 +145,18 @@ class DraftModel:
         return self._translation is None and ticket.params.cache_prompt
 
     def _sampler(self, ticket: Ticket) -> Sampler:
-        params, n = ticket.sampler.params, self._vocab.n_tokens
-        if self._translation is not None:  # ids and draws would be of other tokens
-            return Sampler(replace(params, logit_bias=(), temperature=0.0), self._vocab)
-        bias = tuple(pair for pair in params.logit_bias if pair[0] < n)
-        return Sampler(replace(params, logit_bias=bias), self._vocab)
+        if self._translation is None:
+            return super()._sampler(ticket)
+        # ids and draws would be of other tokens
+        params = replace(ticket.sampler.params, logit_bias=(), temperature=0.0)
+        return Sampler(params, self._vocab)
 
-    def _follow(self, sampler: Sampler, ticket: Ticket, text: DraftText) -> None:
-        """Let a sampler draw what the request's will draw next."""
-        sampler.follow(ticket.sampler)
-        if sampler.remembers and self._translation is None:
-            for token in ticket.tokens[text.n_accepted :]:
-                sampler.accept(token)
-            text.n_accepted = len(ticket.tokens)
+    def _follow(self, ticket: Ticket, text: DraftText) -> None:
+        """Let the sampler of a text draw what the request's will draw next."""
+        if self._translation is None:
+            text.n_accepted = follow(text.sampler, ticket, text.n_accepted)
+        else:
+            text.sampler.follow(ticket.sampler)
 
     # --- decoding ---
 
@@ -209,22 +182,6 @@ class DraftModel:
         if n_built == self.context.n_graphs_built:
             self._pace.measured(len(texts), len(texts), 1e3 * (perf_counter() - begin))
         return rows
-
-    def _guess(self, ticket: Ticket, text: DraftText, row: Row) -> int:
-        """The token that the text would go on with; -1 if there is none, or it is too unlikely."""
-        token = text.sampler.sample(row)
-        p_min = ticket.speculative.spec_p_min
-        if token in self._vocab.eog or (p_min > 0 and probability(row, token) < p_min):
-            return -1
-        return token
-
-
-def probability(row: Row, token: int) -> float:
-    """The model's probability of a token. Of a row with few logits, among those."""
-    ids, logits = (row.ids, row.logits) if isinstance(row, TopLogits) else (None, row)
-    weights = np.exp(logits - logits.max())
-    own = weights[token] if ids is None else weights[ids == token].sum()
-    return float(own / weights.sum())
 
 
 def _n_common(a: Sequence[int], b: Sequence[int]) -> int:

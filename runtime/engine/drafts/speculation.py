@@ -7,17 +7,18 @@ Tested by tests/runtime/test_speculation.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
+from ....model.batch import Batch
 from ....model.sampling import Sampled
 from ....model.vocab import Vocab
 from ..ticket import Ticket
 from .acceptance import Acceptance
+from .drafter import KIND as MODEL
+from .drafter import Drafter
 from .guesser import Guesser, allowed
-from .model import KIND as MODEL
-from .model import DraftModel
 from .source import NO_DRAFT, Draft
 from .table import NgramTables
 from .widths import Wish, best_depth, best_widths
@@ -43,7 +44,7 @@ class Speculation:
         spelling: Callable[[], Mapping[bytes, int]],
         n_max: int,
         ms_of: Callable[[int], float | None],
-        model: DraftModel | None = None,
+        model: Drafter | None = None,
     ) -> None:
         """
         Args:
@@ -65,13 +66,10 @@ class Speculation:
         """What the next step checks, beside a token of each of `tickets`."""
         if len(tickets) > N_TEXTS_MAX or len(tickets) >= self._n_max:
             return []
-        found: dict[Ticket, Draft] = {}
-        for ticket in tickets:
-            guesser = ticket.guesser or self._guesser(ticket)
-            if guesser.is_on and (draft := self._draft(ticket, guesser)).tokens:
-                found[ticket] = draft
+        wanted = [ticket for ticket in tickets if ticket.speculative.is_on]
+        found = {ticket: draft for ticket in wanted if (draft := self._draft(ticket)).tokens}
         if self._model is not None and not self._model.is_broken:
-            found |= self._of_model(self._model, tickets, found)
+            found |= self._of_model(self._model, wanted, found, len(tickets))
         if not found:
             return []
         wishes = [
@@ -100,6 +98,11 @@ class Speculation:
         ticket.n_draft += len(draft.tokens)
         ticket.n_draft_accepted += n_right
 
+    def computed(self, tickets: Iterable[Ticket], batch: Batch) -> None:
+        """A batch with tokens of these texts was computed."""
+        if self._model is not None:
+            self._model.computed(tickets, batch)
+
     def forget(self, ticket: Ticket) -> None:
         """A text leaves: it ends, or it is preempted."""
         if self._model is not None:
@@ -113,19 +116,17 @@ class Speculation:
             guesser.acceptance.skip(draft.kind)
         return pays
 
-    def _draft(self, ticket: Ticket, guesser: Guesser) -> Draft:
+    def _draft(self, ticket: Ticket) -> Draft:
         """The guesses of the sources that cost little."""
-        n_max = self._n_guesses(ticket, guesser)
+        guesser, n_max = self._guesser(ticket), self._n_guesses(ticket)
         if n_max <= 0 or guesser.rest.goes_on():
             return NO_DRAFT
         draft = guesser.draft(ticket.tokens, n_max)
-        if not draft.tokens and ticket.matcher is None:
-            return NO_DRAFT
         return self._possible(ticket, draft, n_max, forces=guesser.synthetic is None)
 
-    def _n_guesses(self, ticket: Ticket, guesser: Guesser) -> int:
+    def _n_guesses(self, ticket: Ticket) -> int:
         # the last token of a text needs no guess: it ends anyway
-        return min(guesser.n_max, ticket.n_most - len(ticket.tokens) - 1)
+        return min(ticket.speculative.spec_n_max, ticket.n_most - len(ticket.tokens) - 1)
 
     def _possible(self, ticket: Ticket, draft: Draft, n_max: int, *, forces: bool) -> Draft:
         """The guesses that may come true: a grammar allows them, and none ends the text."""
@@ -137,23 +138,23 @@ class Speculation:
         return draft
 
     def _of_model(
-        self, model: DraftModel, texts: Sequence[Ticket], found: Mapping[Ticket, Draft]
+        self, model: Drafter, wanted: Iterable[Ticket], found: Mapping[Ticket, Draft], n: int
     ) -> dict[Ticket, Draft]:
-        """The guesses of the draft model, for those of `texts` without likely ones."""
-        tickets, sizes, rates = list[Ticket](), list[int](), list[float]()
-        for ticket in texts:
-            guesser = self._guesser(ticket)
-            n = self._n_guesses(ticket, guesser)
-            is_likely = ticket in found and found[ticket].kind in LIKELY
-            wants = guesser.is_on and guesser.uses_model and n > 0 and not is_likely
-            if wants and not guesser.model_rest.goes_on():
-                tickets.append(ticket)
-                sizes.append(n)
-                rates.append(guesser.acceptance.rate(MODEL))
+        """The guesses of the draft model, for texts without likely ones, beside `n` texts."""
+        tickets = [
+            ticket
+            for ticket in wanted
+            if ticket.speculative.uses(model.spec_type)
+            and self._n_guesses(ticket) > 0
+            and not (ticket in found and found[ticket].kind in LIKELY)
+            and not self._guesser(ticket).model_rest.goes_on()
+        ]
         if not tickets:
             return {}
-        n_max, ms_draft = min(sizes), model.ms_of(len(tickets))
-        depth = best_depth(rates, len(texts), n_max, self._n_max, self._ms_of, ms_draft)
+        n_max = min(map(self._n_guesses, tickets))
+        rates = [self._guesser(ticket).acceptance.rate(MODEL) for ticket in tickets]
+        ms_draft = model.ms_of(len(tickets))
+        depth = best_depth(rates, n, n_max, self._n_max, self._ms_of, ms_draft)
         if not depth:
             for ticket in tickets:
                 self._pays(ticket, Draft((), MODEL), 0)
