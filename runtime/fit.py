@@ -56,8 +56,8 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
     draft = _plan_one(draft_open_params(plan), on_compile, beside=plan, block=block)
     if draft.has_states:
         raise UnsupportedModelError(
-            f"{draft.path}: draft_model: its layers keep states, so wrong guesses cannot be taken "
-            "back; choose a model whose layers all have attention"
+            f"{draft.path}: draft_model: its layers keep states, and a draft model goes back to "
+            "earlier tokens; choose a model whose layers all have attention"
         )
     if not draft.fits:  # leave it room
         plan = _plan_one(params, on_compile, beside=draft)

@@ -333,6 +333,7 @@ ALIASES: Final = {
     "reasoning_budget_tokens": "reasoning_budget",
     "thinking_budget_tokens": "reasoning_budget",
     "speculative.type": "spec_type",
+    "speculative.types": "spec_type",
     "speculative.n_max": "spec_n_max",
     "speculative.n_min": "spec_n_min",
     "speculative.p_min": "spec_p_min",

@@ -14,7 +14,7 @@ from ..base.errors import RequestError
 from ..base.options import Options, option, parse_number, refused
 
 N_GUESSES_MAX: Final = 63  # a step of 64 tokens
-N_GRAM_MAX: Final = 1024
+N_GRAM_MAX: Final = 32
 
 
 class SpecType(StrEnum):
@@ -150,6 +150,13 @@ class SpeculativeParams(Options):
         "it, right or wrong, so texts have no meaning",
     )
 
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.is_on and self.spec_n_min > self.spec_n_max:
+            raise RequestError(
+                f"spec_n_min is {self.spec_n_min}: must be at most spec_n_max, {self.spec_n_max}"
+            )
+
     @property
     def is_on(self) -> bool:
         """True if tokens may be guessed."""
@@ -157,4 +164,6 @@ class SpeculativeParams(Options):
 
     def uses(self, model: SpecType) -> bool:
         """True if a model of this type may guess."""
+        if self.spec_synth_rates:
+            return False
         return self.is_on and not {model, SpecType.AUTO}.isdisjoint(self.spec_type)

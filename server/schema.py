@@ -33,10 +33,15 @@ Part = str | int
 Prompt = tuple[Part, ...]  # texts and token ids, in order
 LogitBias = tuple[tuple[Part, Any], ...]
 
+# not for requests: they are for benchmarks, or take memory
+OF_SERVERS: Final = frozenset({"spec_synth_rates", "spec_ngram_size", "spec_ngram_match"})
 # but for the constraint, which has many fields, and fields of the body: biases may name tokens by
 # texts, and texts that stop are limited
 PARAMS: Final = (
-    declarations(RequestParams).keys() - {"logit_bias", "stop"} - declarations(GrammarParams).keys()
+    declarations(RequestParams).keys()
+    - {"logit_bias", "stop"}
+    - OF_SERVERS
+    - declarations(GrammarParams).keys()
 )
 
 # limits, so that no request uses up the memory or the time of others

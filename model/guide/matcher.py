@@ -136,6 +136,7 @@ class Matcher:
         ahead = self._ahead()
         if ahead is None:
             return
+        begin = time.perf_counter()
         for n, guess in enumerate(guesses):
             if not ahead.consume_token(guess):
                 break
@@ -143,11 +144,19 @@ class Matcher:
             if ahead.is_error():
                 break
             self.n_guessed = n + 1
+            if time.perf_counter() - begin > SLOW_TOKEN_SECONDS:
+                self._may_guess = False  # no budget bounds this time
+                break
 
     def n_valid(self, guesses: Sequence[int]) -> int:
         """The number of the first of `guesses` that can follow; 0 if there should be none."""
         ahead = self._ahead()
-        return 0 if ahead is None else ahead.validate_tokens(list(guesses))
+        if ahead is None:
+            return 0
+        begin = time.perf_counter()
+        n = ahead.validate_tokens(list(guesses))
+        self._may_guess = time.perf_counter() - begin < SLOW_TOKEN_SECONDS
+        return n
 
     def forced(self) -> bytes:
         """The text that must follow: the model only chooses with which tokens."""

@@ -102,6 +102,7 @@ class Runner:
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
         self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
+        self._guessed: dict[Ticket, int] = {}  # positions of jobs before those of their guesses
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
 
     def step(self) -> None:
@@ -110,10 +111,11 @@ class Runner:
             self._drop_cancelled()
             self._run_calls()
             self._admit()
-        begin, n_built = time.perf_counter(), self._context.n_graphs_built
+        begin = time.perf_counter()
         plan = self._plan_batch()
         if len(plan.batch):
-            n_running = len(self.running)
+            n_running, n_built = len(self.running), self._context.n_graphs_built
+            planned = time.perf_counter()  # a draft model may have taken long
             n_outputs = self._compute(plan)
             is_new_graph = self._context.n_graphs_built != n_built
             self.steps.add(
@@ -126,7 +128,7 @@ class Runner:
             )
             # building a graph takes long, but once; work in flight is not over
             if not is_new_graph and not self._context.in_flight:
-                ms = 1e3 * (time.perf_counter() - begin)
+                ms = 1e3 * (time.perf_counter() - planned)
                 self._pace.measured(len(plan.batch), plan.batch.n_outputs, ms)
 
     def fail_all(self, error: Exception) -> None:
@@ -265,8 +267,10 @@ class Runner:
         found = {}
         for ticket, draft in self._speculation.guesses(decoding):
             assert ticket.seq is not None
+            length = ticket.seq.length
             n = ticket.seq.advance_idle(len(draft.tokens))
             if n:
+                self._guessed[ticket] = length
                 found[ticket] = Guesses(ticket, draft._replace(tokens=draft.tokens[:n]))
         return found
 
@@ -354,6 +358,7 @@ class Runner:
         """Pass on the token after `level` guesses. Return True if the next guess came true."""
         ticket = output.ticket
         if ticket.settled:
+            self._take_back(ticket)
             return False
         mask = None if output.matcher is None else masks[output.mask + level]
         if output.guesses is not None:
@@ -372,13 +377,18 @@ class Runner:
         return False
 
     def _end_guesses(self, output: Output, n_right: int) -> None:
-        """Take back the positions of guesses that did not come true."""
+        """Count guesses, and take those back that did not come true."""
         assert output.guesses is not None
-        ticket = output.ticket
         self.counters.drafted(len(output.tokens), n_right)
         self._speculation.checked(output.guesses, n_right)
-        if ticket.seq is not None and ticket.decoding:  # else it has given all back
-            ticket.seq.take_back(len(ticket.tokens) - 1)
+        self._take_back(output.ticket)
+
+    def _take_back(self, ticket: Ticket) -> None:
+        """Take back the positions of guesses that did not come true, or were not checked. Does
+        nothing if there are none. Called before others share the tokens of a job, too."""
+        length = self._guessed.pop(ticket, None)
+        if length is not None and ticket.seq is not None:
+            ticket.seq.take_back(max(len(ticket.tokens) - 1, length))
 
     def _prefilled(self, ticket: Ticket) -> None:
         """Report a prompt's progress. End a job that requests no tokens."""
@@ -538,11 +548,15 @@ class Runner:
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))
             self._queue.end(ticket)
-            self._share_prefix(ticket, ended=True)
+            try:
+                self._share_prefix(ticket, ended=True)
+            except Exception:  # a bug of ours, which must not keep a client waiting
+                log.exception("the tokens of a request are not shared")
             ticket.leave()
 
     def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
         """Let later jobs share a job's evaluated tokens, until their pages are needed."""
+        self._take_back(ticket)
         if ticket.seq is not None and ticket.is_sound and ticket.params.cache_prompt:
             ticket.shared = self.prefixes.tree.insert(
                 ticket.tokens[: ticket.n_evaluated],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,31 @@ def test_probabilities() -> None:
     assert probability(row, 1) == pytest.approx(0.2)
     top = TopLogits(np.array([2, 1], np.int32), row[[2, 1]])
     assert probability(top, 2) == pytest.approx(0.7 / 0.9)
+
+
+def test_texts_share_a_small_pool_of_the_draft_model(tmp_path: Path) -> None:
+    """Where there is no page for its guesses, a text has none; the others go on."""
+    path = tiny(tmp_path)
+    with opened(path, n_ctx=320) as instance:
+        expected = texts(instance, temperature=0.0, n_predict=30)
+    with opened(path, path, n_ctx=320) as instance:
+        for _ in range(2):
+            found = texts(instance, temperature=0.0, n_predict=30)
+            assert [probs for probs, *_ in found] == [probs for probs, *_ in expected]
+        assert instance.engine.draft_model is not None
+        assert not instance.engine.draft_model.is_broken
+        assert sum(n for _, n, _ in found) > 20
+
+
+def test_a_token_that_the_draft_model_has_not(tmp_path: Path) -> None:
+    large, small = tmp_path / "large.gguf", tmp_path / "small.gguf"
+    write_model(replace(TINY["llama"], n_vocab=400), large, GGMLType.Q8_0)
+    write_model(TINY["llama"], small, GGMLType.Q8_0)
+    with opened(large, small) as instance:
+        model = instance.engine.draft_model
+        assert model is not None
+        params = RequestParams.make({"n_predict": 20, "temperature": 0, "ignore_eos": True})
+        for prompt in ([1, 5, 395], [1, 5, 6]):
+            for _ in generate(instance.engine, instance.vocab, prompt, params):
+                pass
+        assert not model.is_broken

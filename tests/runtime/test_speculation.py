@@ -18,6 +18,7 @@ from fake_context import (
     running,
 )
 
+from lamella.base.errors import CancelledError
 from lamella.model.guide import GrammarParams
 from lamella.model.layer_memory import Window
 from lamella.model.sampling import Logprobs, SamplingParams
@@ -300,3 +301,72 @@ def test_an_end_token_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(context, Job(prompt=(7, 8), params=RequestParams(), sink=sink)):
         sink.wait()
     assert EOS not in seen
+
+
+def states_context() -> FakeContext:
+    return FakeContext(96, page_size=4, n_kept=32)
+
+
+@pytest.mark.parametrize("make", [FakeContext, states_context])
+def test_a_cancel_during_a_step_leaves_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client cancels while guesses are computed: none is checked."""
+    monkeypatch.setattr(Guesser, "draft", lambda self, tokens, n: Draft([5] * n))
+    context = make()
+    tickets: list[Any] = []
+
+    def on_decode(step: int) -> None:
+        if any(outputs > 1 for *_, outputs in context.steps[-1]):
+            for ticket in tickets:
+                engine.cancel(ticket)
+            tickets.clear()
+
+    context.on_decode = on_decode
+    params = RequestParams(
+        sampling=SamplingParams(seed=1),
+        generation=GenerationParams(n_predict=60, ignore_eos=True),
+    )
+    with running(context) as engine:
+        for n in range(3):
+            sink = Sink()
+            tickets.append(engine.submit(Job(prompt=(7, 8, 9, n + 3), params=params, sink=sink)))
+            assert isinstance(sink.wait(), CancelledError)
+        alone, other = Sink(), Sink()
+        engine.submit(Job(prompt=(7, 8, 9, 3), params=params, sink=alone))
+        alone.result()
+        with running(make(), Job(prompt=(7, 8, 9, 3), params=params, sink=other)):
+            other.result()
+        assert alone.tokens == other.tokens
+
+
+@pytest.mark.parametrize("make", [FakeContext, states_context])
+def test_a_shift_in_a_round_with_guesses(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The context becomes full within a round: the text goes on as without guesses."""
+    params = RequestParams(
+        sampling=SamplingParams(seed=1),
+        generation=GenerationParams(n_predict=150, ignore_eos=True, context_shift=True, n_keep=4),
+    )
+    job = Job(prompt=(7, 8, 9, 10), params=params, sink=Sink())
+    expected = without(job, make() if make is states_context else FakeContext(96, page_size=4))
+    texts = expected.tokens
+    monkeypatch.setattr(Guesser, "draft", lambda self, tokens, n: Draft(_after(texts, tokens)[:n]))
+    sink = Sink()
+    context = make() if make is states_context else FakeContext(96, page_size=4)
+    with running(context, replace(job, sink=sink)) as engine:
+        assert sink.result().truncated
+        assert engine.counters.n_accepted > 50
+    assert sink.tokens == texts
+
+
+def _after(text: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
+    """What follows in a text after its last tokens."""
+    end = list(tokens[-6:])
+    for at in range(len(text) - 6, -1, -1):
+        if list(text[at : at + 6]) == end:
+            return text[at + 6 :]
+    return ()
+
+
+def test_synthetic_rates_take_no_draft_model() -> None:
+    params = SpeculativeParams(spec_synth_rates=(0.5,))
+    assert not params.uses(SpecType.DRAFT_SIMPLE)
+    assert SpeculativeParams().uses(SpecType.DRAFT_SIMPLE)

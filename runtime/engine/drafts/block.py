@@ -108,13 +108,13 @@ class DraftBlock(Drafter):
         if text is not None:
             text.seq.free()
 
-    def _draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
+    def _draft(self, tickets: Sequence[Ticket], sizes: Sequence[int]) -> list[Draft]:
         found: dict[Ticket, list[int]] = {ticket: [] for ticket in tickets}
-        going = [(t, text) for t in tickets if (text := self._ready(t, n)) is not None]
+        size_of = dict(zip(tickets, sizes, strict=True))
+        going = [(t, text) for t in tickets if (text := self._ready(t, size_of[t])) is not None]
         known: list[tuple[BlockText, int]] = []
-        for i in range(n):
-            if not going:
-                break
+        i = 0
+        while going:
             texts = [text for _, text in going]
             rows = self._step(texts) if i else self._first_step(going)
             known = known or [(text, text.length) for text in texts]
@@ -122,7 +122,8 @@ class DraftBlock(Drafter):
                 text.last = self._guess(ticket, text.sampler, row)
                 if text.last >= 0:
                     found[ticket].append(text.last)
-            going = [(ticket, text) for ticket, text in going if text.last >= 0]
+            going = [(t, x) for t, x in going if x.last >= 0 and len(found[t]) < size_of[t]]
+            i += 1
         for text, length in known:
             text.seq.held = None
             text.seq.truncate(length)

@@ -53,12 +53,13 @@ class Drafter(ABC):
         """The milliseconds of one guess of each of `n_texts`; None: not known."""
         return self._pace.ms_of(n_texts)
 
-    def draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
-        """`n` guesses for each text; fewer or none where the model is not ready or not sure."""
+    def draft(self, tickets: Sequence[Ticket], sizes: Sequence[int]) -> list[Draft]:
+        """A number of guesses for each text; fewer or none where the model is not ready or not
+        sure."""
         found = [NO_DRAFT] * len(tickets)
         if not self.is_broken:
             with self._broken_by_errors():
-                found = self._draft(tickets, n)
+                found = self._draft(tickets, sizes)
         return found
 
     def computed(self, tickets: Iterable[Ticket], batch: Batch) -> None:
@@ -81,7 +82,7 @@ class Drafter(ABC):
         """Free the pages of a text that leaves."""
 
     @abstractmethod
-    def _draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
+    def _draft(self, tickets: Sequence[Ticket], sizes: Sequence[int]) -> list[Draft]:
         """What `draft` returns."""
 
     @abstractmethod

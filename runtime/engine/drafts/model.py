@@ -2,7 +2,7 @@
 
 All texts are drafted together, a token of each in a step. The draft model has the tokens of a text
 up to the last checked one; wrong guesses are taken back. A long prompt is evaluated in parts, one
-before each step of the other model.
+before each step of the other model, so that other texts do not wait long.
 Tested by tests/runtime/test_draft_model.py.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Final
 
 from ....model.batch import Batch
 from ....model.context import Context
@@ -24,6 +25,8 @@ from ..ticket import Ticket
 from .drafter import KIND, Drafter, follow
 from .source import NO_DRAFT, Draft
 from .translation import Translation
+
+N_BESIDE: Final = 64  # tokens of prompts evaluated before a step with several texts
 
 
 class DraftText:
@@ -65,6 +68,7 @@ class DraftModel(Drafter):
         self._translation = translation
         self._tree = PrefixTree(context.pool)
         self._texts: dict[Ticket, DraftText] = {}
+        self._n_left = 0  # tokens of prompts that may still be evaluated before this step
 
     def forget(self, ticket: Ticket) -> None:
         """Later texts may share the prefix of one that leaves."""
@@ -81,22 +85,22 @@ class DraftModel(Drafter):
                 self._tree.insert(tokens, text.seq, ended=True, identity=identity)
         text.seq.free()
 
-    def _draft(self, tickets: Sequence[Ticket], n: int) -> list[Draft]:
+    def _draft(self, tickets: Sequence[Ticket], sizes: Sequence[int]) -> list[Draft]:
         found: dict[Ticket, list[int]] = {ticket: [] for ticket in tickets}
-        going = [(t, text) for t in tickets if (text := self._caught_up(t, n)) is not None]
+        size_of = dict(zip(tickets, sizes, strict=True))
+        self._n_left = N_BESIDE if len(tickets) > 1 else self.context.n_ubatch
+        going = [(t, text) for t in tickets if (text := self._caught_up(t, size_of[t])) is not None]
         ready = [text for _, text in going]
-        for _ in range(n):
+        while going:
             rows = self._step([text for _, text in going])
             for (ticket, text), row in zip(going, rows, strict=True):
                 guess = text.last = self._guess(ticket, text.sampler, row)
                 if guess >= 0:
                     found[ticket].append(guess)
-            going = [(ticket, text) for ticket, text in going if text.last >= 0]
-            if not going:
-                break
+            going = [(t, x) for t, x in going if x.last >= 0 and len(found[t]) < size_of[t]]
         for text in ready:
             text.seq.held = None
-        return [self._as_draft(guesses, n) for guesses in found.values()]
+        return [self._as_draft(guesses, size_of[t]) for t, guesses in found.items()]
 
     def _computed(self, tickets: Iterable[Ticket], batch: Batch) -> None:
         """It reads tokens only."""
@@ -116,15 +120,19 @@ class DraftModel(Drafter):
         if not tokens or len(tokens) + n > self.context.n_ctx_seq:
             return None
         text = self._texts.get(ticket) or self._begin(ticket, tokens)
-        kept = _n_common(text.tokens, tokens[:-1])
+        kept, end = _n_common(text.tokens, tokens[:-1]), len(tokens) - 1
         if kept < text.seq.length:
             text.seq.truncate(kept)
             del text.tokens[kept:]
-        if not text.seq.can_append(len(tokens) + n - kept):
+        if max(tokens[kept:]) >= self.context.n_vocab:  # a token that the draft model has not
             return None
-        end = len(tokens) - 1
-        if kept < end:
-            self._evaluate(text, tokens[kept : min(end, kept + self.context.n_ubatch)])
+        if not text.seq.can_append(end + n - kept):
+            return None
+        self.context.append(text.seq, end + n - kept)  # taken now: other texts need some, too
+        n_new = min(end - kept, self._n_left)
+        if n_new:
+            self._evaluate(text, tokens[kept : kept + n_new])
+            self._n_left -= n_new
         if len(text.tokens) < end:
             return None
         text.last = tokens[-1]
@@ -162,7 +170,6 @@ class DraftModel(Drafter):
 
     def _evaluate(self, text: DraftText, tokens: Sequence[int]) -> None:
         begin = len(text.tokens)
-        self.context.append(text.seq, len(tokens))
         batch = Batch()
         batch.add(list(tokens), text.seq, begin)
         self.context.decode_rows(batch)
@@ -174,8 +181,6 @@ class DraftModel(Drafter):
         begin, n_built = perf_counter(), self.context.n_graphs_built
         batch = Batch()
         for text in texts:
-            if not text.seq.advance():
-                self.context.append(text.seq, 1)
             batch.add([text.last], text.seq, len(text.tokens), 1, text.sampler.n_top)
             text.tokens.append(text.last)
         rows = self.context.decode_rows(batch)

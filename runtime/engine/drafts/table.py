@@ -22,17 +22,17 @@ class NgramTable:
 
     def __init__(self, n_gram: int) -> None:
         self.n_gram = n_gram
-        self._next: dict[tuple[int, ...], int] = {}
+        self._next = OrderedDict[tuple[int, ...], int]()  # a dict is slow to lose its first entry
 
     def learn(self, tokens: Sequence[int], begin: int) -> None:
         """Add the tokens from index `begin` on."""
         n = self.n_gram
         for at in range(max(begin, n), len(tokens)):
             key = tuple(tokens[at - n : at])
-            self._next.pop(key, None)
             self._next[key] = tokens[at]
+            self._next.move_to_end(key)
         while len(self._next) > N_ENTRIES:
-            del self._next[next(iter(self._next))]
+            self._next.popitem(last=False)
 
     def follow(self, tokens: Sequence[int], n_max: int) -> list[int]:
         """At most `n_max` tokens, each the one that followed those before it."""

@@ -7,16 +7,27 @@ in tokens that are as long as possible. Tested by tests/runtime/test_draft_model
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from ....model.vocab import Vocab
 from ..ticket import Ticket
 from .guesser import spelled
+
+N_END: Final = 64  # tokens at the end of a text that are translated each time
 
 
 def same_vocabulary(a: Vocab, b: Vocab) -> bool:
     """True if the tokens of both have the same texts. The larger one may have more tokens."""
     n = min(a.n_tokens, b.n_tokens)
     return a.bos == b.bos and a.pieces()[:n] == b.pieces()[:n]
+
+
+class Known(NamedTuple):
+    """The first `n` tokens of a text, translated, after shifts of the context that dropped some."""
+
+    n_dropped: int
+    n: int
+    tokens: list[int]
 
 
 class Translation:
@@ -27,18 +38,19 @@ class Translation:
         self._vocab = vocab
         self._draft_vocab = draft_vocab
         self._spelling = spelling
-        self._prompts: dict[Ticket, list[int]] = {}
+        self._known: dict[Ticket, Known] = {}
 
     def tokens(self, ticket: Ticket) -> list[int]:
-        """The draft model's tokens of a text. The prompt is translated once."""
-        n = ticket.n_prompt
-        if ticket.n_dropped:  # the context was shifted
-            return self._translated(ticket.tokens, is_prompt=True)
-        prompt = self._prompts.get(ticket)
-        if prompt is None:
-            prompt = self._translated(ticket.tokens[:n], is_prompt=True)
-            self._prompts[ticket] = prompt
-        return [*prompt, *self._translated(ticket.tokens[n:], is_prompt=False)]
+        """The draft model's tokens of a text. Only its end is translated each time."""
+        known = self._known.get(ticket)
+        if known is None or known.n_dropped != ticket.n_dropped:  # the context was shifted
+            known = Known(ticket.n_dropped, 0, [])
+        n_more = len(ticket.tokens) - known.n
+        if n_more > 2 * N_END:
+            end = len(ticket.tokens) - N_END
+            part = self._translated(ticket.tokens[known.n : end], begins=known.n == 0)
+            known = self._known[ticket] = Known(known.n_dropped, end, [*known.tokens, *part])
+        return [*known.tokens, *self._translated(ticket.tokens[known.n :], begins=known.n == 0)]
 
     def back(self, guesses: Sequence[int], n_max: int) -> list[int]:
         """At most `n_max` tokens for guesses of the draft model."""
@@ -47,10 +59,10 @@ class Translation:
 
     def forget(self, ticket: Ticket) -> None:
         """A text has left."""
-        self._prompts.pop(ticket, None)
+        self._known.pop(ticket, None)
 
-    def _translated(self, tokens: Sequence[int], *, is_prompt: bool) -> list[int]:
+    def _translated(self, tokens: Sequence[int], *, begins: bool) -> list[int]:
         text = b"".join(self._vocab.piece(token, special=True) for token in tokens)
         return self._draft_vocab.tokenize(
-            text.decode(errors="ignore"), add_special=is_prompt, parse_special=True
+            text.decode(errors="ignore"), add_special=begins, parse_special=True
         )
