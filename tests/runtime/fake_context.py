@@ -162,6 +162,10 @@ class FakeContext:
         return self.contents[group][page * size : (page + 1) * size].view(np.uint8)
 
     @property
+    def all_groups(self) -> Sequence[MemoryGroup]:
+        return self.groups
+
+    @property
     def groups(self) -> Sequence[MemoryGroup]:
         return tuple(MemoryGroup(str(own.window or "full"), own, {}) for own in self.pool.pools)
 

@@ -10,20 +10,21 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import Final
 
-PRIOR: Final = 0.6  # of guesses before any was checked
-N_PRIOR: Final = 3.0  # guesses that the prior counts as
+PRIOR: Final = 0.5  # of guesses before any was checked
+N_PRIOR: Final = 2.0  # guesses that the prior counts as
 N_KEPT: Final = 32.0  # guesses of one text that count
 N_SHARED: Final = 256.0  # of all texts
-FADE: Final = 0.95  # for each step in which a draft is not used
+FADE: Final = 0.95  # of a text's rate, for each of its drafts that is not used
+FADE_SHARED: Final = 0.998
 
 
 class Rate:
     """The rate of one kind of draft."""
 
-    __slots__ = ("_n_kept", "_n_right", "_n_tried")
+    __slots__ = ("_fade", "_n_kept", "_n_right", "_n_tried")
 
-    def __init__(self, n_kept: float) -> None:
-        self._n_kept = n_kept
+    def __init__(self, n_kept: float, fade: float) -> None:
+        self._n_kept, self._fade = n_kept, fade
         self._n_right = self._n_tried = 0.0
 
     def value(self, prior: float) -> float:
@@ -35,21 +36,22 @@ class Rate:
         self._n_tried = self._n_tried * fade + n_tried
 
     def fade(self) -> None:
-        self._n_right *= FADE
-        self._n_tried *= FADE
+        self._n_right *= self._fade
+        self._n_tried *= self._fade
 
 
 class Acceptance:
-    """The rates of one text, by kind. `shared` are those of all texts, its prior."""
+    """The rates of one text, by kind. `shared` are those of all texts: a text begins between these
+    and no knowledge, as it may be another one."""
 
     def __init__(self, shared: Acceptance | None = None) -> None:
-        n_kept = N_SHARED if shared is None else N_KEPT
-        self._rates = defaultdict[Hashable, Rate](lambda: Rate(n_kept))
+        kept = (N_SHARED, FADE_SHARED) if shared is None else (N_KEPT, FADE)
+        self._rates = defaultdict[Hashable, Rate](lambda: Rate(*kept))
         self._shared = shared
 
     def rate(self, kind: Hashable) -> float:
         """The probability that a guess comes true after those before it did."""
-        prior = PRIOR if self._shared is None else self._shared.rate(kind)
+        prior = PRIOR if self._shared is None else (PRIOR + self._shared.rate(kind)) / 2
         rate = self._rates.get(kind)
         return prior if rate is None else rate.value(prior)
 

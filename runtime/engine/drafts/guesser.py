@@ -30,8 +30,10 @@ class Rest:
 
     def goes_on(self) -> bool:
         """True if the next step has no guesses. Call it once for each step."""
-        self._n_left = max(self._n_left - 1, -1)
-        return self._n_left >= 0
+        if not self._n_left:
+            return False
+        self._n_left -= 1
+        return True
 
     def add(self, *, pays: bool) -> None:
         """Count a step."""
@@ -43,6 +45,7 @@ class Guesser:
     """Asks the sources of a text, the best first.
 
     Attributes:
+        is_on, n_max: of `params`.
         acceptance: how often the guesses of this text come true.
         synthetic: decides which guesses are taken, for benchmarks; None: the sampler does.
         rest, model_rest: of these sources, and of the draft model, where guesses do not pay.
@@ -57,6 +60,7 @@ class Guesser:
     ) -> None:
         self.params = params
         self.acceptance = acceptance
+        self.is_on, self.n_max = params.is_on, params.spec_n_max
         self.rest, self.model_rest = Rest(), Rest()
         types, self.synthetic = params.spec_type, None
         self._sources: list[Source] = []

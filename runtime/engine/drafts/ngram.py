@@ -21,14 +21,21 @@ class NgramSource:
         self._n = n_gram
         self._ends: dict[tuple[int, ...], int] = {}  # of each n-gram: the index after its last
         self._n_seen = 0
+        self._last: tuple[int, ...] = ()  # the last n-gram of the seen tokens
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
-        n = self._n
-        if len(tokens) < self._n_seen:  # the context was shifted
-            self._ends.clear()
-            self._n_seen = 0
-        self._index(tokens)
-        at = self._ends.get(tuple(tokens[-n:]))
+        last, n_tokens = self._last, len(tokens)
+        if n_tokens == self._n_seen + 1 and len(last) == self._n:  # this is asked for each token
+            self._ends[last] = n_tokens - 1
+            self._last = (*last[1:], tokens[-1])
+        else:
+            if n_tokens < self._n_seen:  # the context was shifted
+                self._ends.clear()
+                self._n_seen = 0
+            self._index(tokens)
+            self._last = tuple(tokens[-self._n :])
+        self._n_seen = n_tokens
+        at = self._ends.get(self._last)
         if at is None:
             return NO_DRAFT
         return Draft(copied(tokens, at, n_max), self._kind(tokens, at))
@@ -37,13 +44,9 @@ class NgramSource:
         """Add the n-grams that a token follows."""
         n, end = self._n, len(tokens) - 1
         first = max(self._n_seen, end - N_INDEXED, n)
-        if end - first > 1:
+        if first <= end:
             columns = (tokens[first - n + i : end - n + i + 1] for i in range(n))
             self._ends.update(zip(zip(*columns, strict=True), range(first, end + 1), strict=True))
-        else:
-            for at in range(first, end + 1):
-                self._ends[tuple(tokens[at - n : at])] = at
-        self._n_seen = max(self._n_seen, end + 1)
 
     def _kind(self, tokens: Sequence[int], at: int) -> tuple[str, int]:
         """The class of a match by its length."""

@@ -66,10 +66,13 @@ class Speculation:
         """What the next step checks, beside a token of each of `tickets`."""
         if len(tickets) > N_TEXTS_MAX or len(tickets) >= self._n_max:
             return []
-        wanted = [ticket for ticket in tickets if ticket.speculative.is_on]
-        found = {ticket: draft for ticket in wanted if (draft := self._draft(ticket)).tokens}
+        found: dict[Ticket, Draft] = {}
+        for ticket in tickets:
+            guesser = ticket.guesser or self._guesser(ticket)
+            if guesser.is_on and (draft := self._draft(ticket, guesser)).tokens:
+                found[ticket] = draft
         if self._model is not None and not self._model.is_broken:
-            found |= self._of_model(self._model, wanted, found, len(tickets))
+            found |= self._of_model(self._model, tickets, found)
         if not found:
             return []
         wishes = [
@@ -116,17 +119,19 @@ class Speculation:
             guesser.acceptance.skip(draft.kind)
         return pays
 
-    def _draft(self, ticket: Ticket) -> Draft:
+    def _draft(self, ticket: Ticket, guesser: Guesser) -> Draft:
         """The guesses of the sources that cost little."""
-        guesser, n_max = self._guesser(ticket), self._n_guesses(ticket)
+        n_max = self._n_guesses(ticket, guesser)
         if n_max <= 0 or guesser.rest.goes_on():
             return NO_DRAFT
         draft = guesser.draft(ticket.tokens, n_max)
+        if not draft.tokens and ticket.matcher is None:
+            return NO_DRAFT
         return self._possible(ticket, draft, n_max, forces=guesser.synthetic is None)
 
-    def _n_guesses(self, ticket: Ticket) -> int:
+    def _n_guesses(self, ticket: Ticket, guesser: Guesser) -> int:
         # the last token of a text needs no guess: it ends anyway
-        return min(ticket.speculative.spec_n_max, ticket.n_most - len(ticket.tokens) - 1)
+        return min(guesser.n_max, ticket.n_most - len(ticket.tokens) - 1)
 
     def _possible(self, ticket: Ticket, draft: Draft, n_max: int, *, forces: bool) -> Draft:
         """The guesses that may come true: a grammar allows them, and none ends the text."""
@@ -138,23 +143,23 @@ class Speculation:
         return draft
 
     def _of_model(
-        self, model: Drafter, wanted: Iterable[Ticket], found: Mapping[Ticket, Draft], n: int
+        self, model: Drafter, texts: Sequence[Ticket], found: Mapping[Ticket, Draft]
     ) -> dict[Ticket, Draft]:
-        """The guesses of the draft model, for texts without likely ones, beside `n` texts."""
-        tickets = [
-            ticket
-            for ticket in wanted
-            if ticket.speculative.uses(model.spec_type)
-            and self._n_guesses(ticket) > 0
-            and not (ticket in found and found[ticket].kind in LIKELY)
-            and not self._guesser(ticket).model_rest.goes_on()
-        ]
+        """The guesses of the draft model, for those of `texts` without likely ones."""
+        tickets, sizes, rates = list[Ticket](), list[int](), list[float]()
+        for ticket in texts:
+            guesser = self._guesser(ticket)
+            n = self._n_guesses(ticket, guesser)
+            is_likely = ticket in found and found[ticket].kind in LIKELY
+            wants = guesser.params.uses(model.spec_type) and n > 0 and not is_likely
+            if wants and not guesser.model_rest.goes_on():
+                tickets.append(ticket)
+                sizes.append(n)
+                rates.append(guesser.acceptance.rate(MODEL))
         if not tickets:
             return {}
-        n_max = min(map(self._n_guesses, tickets))
-        rates = [self._guesser(ticket).acceptance.rate(MODEL) for ticket in tickets]
-        ms_draft = model.ms_of(len(tickets))
-        depth = best_depth(rates, n, n_max, self._n_max, self._ms_of, ms_draft)
+        n_max, ms_draft = min(sizes), model.ms_of(len(tickets))
+        depth = best_depth(rates, len(texts), n_max, self._n_max, self._ms_of, ms_draft)
         if not depth:
             for ticket in tickets:
                 self._pays(ticket, Draft((), MODEL), 0)
