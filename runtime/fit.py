@@ -97,7 +97,9 @@ def draft_open_params(plan: ModelPlan) -> OpenParams:
             "cache_ram": 0,
         }
     )
-    return replace(found, metadata=params.metadata) if params.draft.draft_mtp else found
+    if not params.draft.draft_mtp:
+        return found
+    return replace(found, metadata=params.metadata).change(swa_prefix=0)  # it shares no prefix
 
 
 def _plan_one(

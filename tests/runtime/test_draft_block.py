@@ -32,8 +32,9 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     guess_always(monkeypatch)
 
 
-def n_free(block: object) -> int:
-    assert isinstance(block, DraftBlock)
+def n_used(block: object) -> int:
+    """The pages in use of a block that works."""
+    assert isinstance(block, DraftBlock) and not block.is_broken
     pool = block.context.pool
     return pool.n_pages - pool.n_free
 
@@ -58,7 +59,7 @@ def test_texts_are_the_same(tmp_path: Path, name: str, temperature: float) -> No
             found = texts(instance, **options, **MTP)
             assert [probs for probs, *_ in found] == expected
             assert sum(n for _, n, _ in found) > 100
-        assert n_free(instance.engine.draft_model) == 0  # texts that ended have no pages
+        assert n_used(instance.engine.draft_model) == 0  # texts that ended have no pages
         found = texts(instance, **options, spec_type="none")
         assert found == [(probs, 0, 0) for probs in expected]
 
@@ -78,21 +79,21 @@ def test_good_guesses_come_true(tmp_path: Path) -> None:
 
 
 def test_guesses_are_those_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a text whose hidden states are all known: also after wrong guesses."""
+    """Of texts whose hidden states are all known: also after wrong guesses."""
     tiny, path = TINY["mixtral"], tmp_path / "m.gguf"
     w = write_nextn(tiny, path)
     found: list[tuple[list[int], Sequence[int]]] = []
     original = DraftBlock._draft
 
-    def draft(self: DraftBlock, tickets: Sequence[Ticket], n: int) -> list[Draft]:
-        drafts = original(self, tickets, n)
+    def draft(self: DraftBlock, tickets: Sequence[Ticket], sizes: Sequence[int]) -> list[Draft]:
+        drafts = original(self, tickets, sizes)
         found.extend((list(t.tokens), d.tokens) for t, d in zip(tickets, drafts, strict=True))
         return drafts
 
     monkeypatch.setattr(DraftBlock, "_draft", draft)
     with opened(path, draft_mtp=True, type_k="F32", type_v="F32") as instance:
-        texts(instance, PROMPTS[:1], temperature=0.0, **MTP)
-    assert len(found) > 20
+        texts(instance, PROMPTS[:2], temperature=0.0, n_predict=20, cache_prompt=False, **MTP)
+    assert len(found) > 10
     n = n_right = 0
     for tokens, guesses in found:
         hidden = hidden_states(tiny, w, tokens[:-1])
@@ -101,7 +102,7 @@ def test_guesses_are_those_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             logits, own = forward_block(tiny, w, text, hidden)
             n, n_right = n + 1, n_right + int(logits[-1].argmax() == guess)
             text, hidden = [*text, guess], np.concatenate([hidden, own[-1:]])
-    assert n > 60 and n_right > 0.97 * n  # ties within the cache's precision
+    assert n > 60 and n_right == n
 
 
 def test_a_small_pool(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_small_pool(tmp_path: Path) -> None:
         found = texts(instance, temperature=0.9, **MTP)
         assert [probs for probs, *_ in found] == expected
         assert sum(n for _, n, _ in found) > 20
-        assert n_free(instance.engine.draft_model) == 0
+        assert n_used(instance.engine.draft_model) == 0
 
 
 def test_long_prompts_and_shared_prefixes(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_a_cancelled_text_gives_its_pages_back(tmp_path: Path) -> None:
             pass
         generation.cancel()
         texts(instance, PROMPTS[1:2])  # the engine has handled the end
-        assert n_free(instance.engine.draft_model) == 0
+        assert n_used(instance.engine.draft_model) == 0
 
 
 def test_a_broken_block_fails_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
