@@ -105,7 +105,8 @@ def test_requests_set_how_much_is_guessed(server: RunningServer, oracle: Oracle,
 
 def test_fewer_guesses_than_n_min_are_not_checked(server: RunningServer, oracle: Oracle) -> None:
     learn(server, oracle)
-    reply = server.ok("/completion", **COMPLETION, **{"speculative.n_min": 8})
+    few = {**COMPLETION, "n_predict": 6, "speculative.n_min": 7}
+    reply = server.ok("/completion", **few)
     assert "draft_n" not in reply["timings"]
 
 
@@ -118,6 +119,7 @@ def test_fewer_guesses_than_n_min_are_not_checked(server: RunningServer, oracle:
         ("n_max", "3", "must be"),
         ("n_max", 1.5, "must be"),
         ("n_min", 64, "speculative.n_min is 64: must be 0 to 63"),
+        ("n_min", 8, "spec_n_min is 8: must be at most spec_n_max, 7"),
         ("p_min", 1.5, "speculative.p_min is 1.5: must be 0 to 1"),
         ("p_min", True, "must be"),
         ("type", "ngram", "'ngram' is not one of none, auto, ngram-simple"),
