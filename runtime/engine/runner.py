@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -25,7 +25,7 @@ from ...base.errors import (
 )
 from ...base.log import get_logger
 from ...model.context import Context
-from ...model.guide import Mask, MaskComputer, Matcher, n_mask_bits
+from ...model.guide import Mask, MaskComputer, n_mask_bits
 from ...model.kv_sequence import KVSequence
 from ...model.outputs import Row, Rows
 from ...model.page_store import PageStore
@@ -42,6 +42,7 @@ from .batch_plan import BatchPlan, Output
 from .counters import Counters
 from .drafts.drafter import Drafter
 from .drafts.speculation import Guesses, Speculation
+from .grammar_queue import GrammarQueue
 from .job import StopType
 from .pace import Pace
 from .prefixes import Prefixes
@@ -100,8 +101,7 @@ class Runner:
             vocab, spelling, context.n_checked_max, self._pace.ms_of, draft_model
         )
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
-        self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
-        self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
+        self._grammars = GrammarQueue()
         self._guessed: dict[Ticket, int] = {}  # positions of jobs before those of their guesses
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
 
@@ -153,7 +153,7 @@ class Runner:
         for call in calls:
             call.future.set_exception(ClosedError("the engine is closed"))
         self._masks.close()
-        self._compiler.shutdown(wait=False)
+        self._grammars.close()
         self.prefixes.close()
 
     # --- the queue ---
@@ -223,18 +223,7 @@ class Runner:
 
     def _awaited(self, ticket: Ticket) -> tuple[Future[Any] | None, Future[Any] | None]:
         """What a job waits for, while others go on: its grammar and the files of its prefix."""
-        return self._grammar(ticket), self.prefixes.awaited(ticket)
-
-    def _grammar(self, ticket: Ticket) -> Future[bool] | None:
-        """The grammar of a job that is not compiled yet, or the one before it. A thread compiles
-        it: a large grammar takes half a second."""
-        matcher = ticket.matcher if ticket.lazy is None else ticket.lazy.matcher
-        if matcher is None or matcher.is_compiled():
-            return None
-        last = self._compiling
-        if last is None or (last[0] is not matcher and last[1].done()):
-            last = self._compiling = matcher, self._compiler.submit(matcher.prepare)
-        return None if last[0] is matcher and last[1].done() else last[1]
+        return self._grammars.awaited(ticket), self.prefixes.awaited(ticket)
 
     # --- a step ---
 
