@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base.options import Options, Shortcut, option
+from ..base.options import Options, Shortcut, option, parse_number
 from ..graph.types import GGMLType
 from ..model.params import (
     ALL_LAYERS,
@@ -22,6 +22,11 @@ from ..model.params import (
     parse_names,
     parse_overrides,
 )
+
+
+def parse_count(text: str) -> int:
+    """Return a whole number."""
+    return parse_number(int, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +85,13 @@ class DraftParams(Options):
         *("-otd", "--spec-draft-override-tensor", "--override-tensor-draft"),
         parse=parse_overrides,
         repeats=True,
-        metavar="REGEX=BUFT,...",
+        metavar="RULE,...",
         help="buffer type for weights of the draft model, as -ot",
         default_text="",
     )
     draft_cpu_moe: int | None = option(
         None,
-        *("-ncmoed", "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe", "--n-cpu-moe-draft"),
+        *("-ncmoed", "--spec-draft-n-cpu-moe", "--n-cpu-moe-draft"),
         low=-1,
         high=INT32_MAX,
         help="keep the experts of its first N layers on the CPU",
@@ -97,6 +102,7 @@ class DraftParams(Options):
                 ALL_LAYERS,
                 "keep all its experts on the CPU",
             ),
+            Shortcut(("--spec-draft-ncmoe",), None, "as -ncmoed", parse_count),
         ),
     )
     draft_type_k: GGMLType = option(

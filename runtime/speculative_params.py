@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from ..base.errors import RequestError
-from ..base.options import Options, option, parse_number, refused
+from ..base.options import Options, Shortcut, option, parse_number, refused
 
 N_GUESSES_MAX: Final = 63  # a step of 64 tokens
 N_GRAM_MAX: Final = 32
@@ -127,10 +127,18 @@ class SpeculativeParams(Options):
     )
     spec_ngram_size: int = option(
         3,
-        *("--spec-ngram-simple-size-n", "--spec-ngram-size-n", "--spec-ngram-map-k-size-n"),
+        "--spec-ngram-simple-size-n",
         low=1,
         high=N_GRAM_MAX,
         help="tokens that must occur again for a guess of ngram-simple",
+        shortcuts=(
+            Shortcut(
+                ("--spec-ngram-size-n", "--spec-ngram-map-k-size-n"),
+                None,
+                "as --spec-ngram-simple-size-n",
+                lambda text: parse_number(int, text),
+            ),
+        ),
     )
     spec_ngram_match: int = option(
         8,

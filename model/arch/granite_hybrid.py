@@ -13,7 +13,7 @@ from .recurrent import SSM, Mamba2, with_states, without_attention
 
 
 class GraniteHybrid(Granite):
-    """https://github.com/ibm-granite, https://huggingface.co/blog/bamba"""
+    """https://huggingface.co/blog/bamba"""
 
     name = "granitehybrid"
     lacks_parts = True

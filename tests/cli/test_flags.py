@@ -311,7 +311,7 @@ def test_flags_of_two_letters_are_not_split(flag: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "suggestion"),
     [
-        ("--tmp", "--temp/--temperature"),
+        ("--tempp", "--temp/--temperature"),
         ("--gpu-layer", "-ngl/--gpu-layers/--n-gpu-layers"),
         ("--ctx_size", "-c/--ctx-size"),
     ],

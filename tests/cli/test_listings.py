@@ -21,8 +21,8 @@ def test_the_devices() -> None:
     ("typed", "word", "found"),
     [
         ("lamella", "se", "serve"),
-        ("lamella serve", "--ctx", "--ctx-size"),
-        ("lamella plan", "--override-t", "--override-tensor"),
+        ("lamella serve", "--ctx-s", "--ctx-size"),
+        ("lamella plan", "--tensor-s", "--tensor-split"),
         ("lamella run -m", "/et", "/etc"),
     ],
 )

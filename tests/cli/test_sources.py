@@ -172,8 +172,8 @@ def test_flags_and_variables_win_over_the_config_file(
     [
         ("ctx-sice = 3", "config.toml: ctx-sice: unknown key; did you mean -c/--ctx-size?"),
         (
-            "[run]\ntmp = 3",
-            "config.toml: [run] tmp: unknown key; did you mean --temp/--temperature?",
+            "[run]\ntempp = 3",
+            "config.toml: [run] tempp: unknown key; did you mean --temp/--temperature?",
         ),
         ("[rum]\ntmp = 3", "config.toml: rum: unknown key"),
         ("threads = 'x'", "config.toml: threads: 'x' is not a whole number"),

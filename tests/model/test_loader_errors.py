@@ -33,8 +33,8 @@ def zeros(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 def test_unsupported_architecture(tmp_path: Path) -> None:
-    write_model(TINY["llama"], tmp_path / "m.gguf", metadata={"general.architecture": "mamba"})
-    with pytest.raises(UnsupportedModelError, match=r"m\.gguf.*'mamba'.*llama, .*qwen2, .*qwen3"):
+    write_model(TINY["llama"], tmp_path / "m.gguf", metadata={"general.architecture": "rwkv6"})
+    with pytest.raises(UnsupportedModelError, match=r"m\.gguf.*'rwkv6'.*llama, .*qwen2, .*qwen3"):
         load(tmp_path / "m.gguf")
 
 

@@ -116,8 +116,8 @@ def test_a_node_that_reads_uninitialized_memory_is_named(
 ) -> None:
     """Adds a tensor to the logits that is in compute memory but is not an input."""
 
-    def reads_too_much(*args: Any) -> DecodeGraph:
-        graph = build_graph(*args)
+    def reads_too_much(*args: Any, **options: Any) -> DecodeGraph:
+        graph = build_graph(*args, **options)
         logits = graph.outputs.logits
         stray = Tensor(GGMLType.F32, logits.ne, name="stray")
         wrong = ops.add(logits, stray).named("wrong").set_output()

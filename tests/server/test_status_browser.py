@@ -37,6 +37,7 @@ def test_a_running_request_and_its_steps(browser: Browser, server: RunningServer
     browser.driver.get(f"{server.url}/status")
     browser.wait("document.getElementById('state').textContent === 'ready'")
     body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 4000}
+    body["speculative.type"] = "none"  # each token has a step
     thread = threading.Thread(target=server.ok, args=("/v1/chat/completions",), kwargs=body)
     thread.start()
     try:
