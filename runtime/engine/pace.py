@@ -21,6 +21,8 @@ N_LEAST: Final = 4  # prompt tokens of any step, so that prompts go on
 LITTLE: Final = 1.1  # a size is as good as the least one if it takes at most so many times as long
 N_TIMES: Final = 8  # the last times of each size that count
 N_STEPS_VALID: Final = 256  # steps for which a time counts
+N_STEPS_OLD: Final = 1024  # for guesses
+N_SURE: Final = 3  # times that one slow step does not spoil
 
 
 class Size(NamedTuple):
@@ -39,6 +41,11 @@ class Times:
         self._ms: deque[float] = deque(maxlen=N_TIMES)
         self.median = 0.0
         self.last = 0
+
+    @property
+    def n(self) -> int:
+        """How many times count."""
+        return len(self._ms)
 
     def add(self, ms: float, *, is_late: bool) -> None:
         """Add a time. If it is late, forget the others."""
@@ -73,9 +80,13 @@ class Pace:
         times.last = self._n_steps
 
     def ms_of(self, n_tokens: int) -> float | None:
-        """The milliseconds of a step of so many tokens, all with outputs; None: not known."""
+        """The milliseconds of a step of so many tokens, all with outputs; None: too few are known.
+        An old time is better than another slow step to measure it."""
         n = bucket(n_tokens, self._n_ubatch)
-        return self._known(Size(n, n))
+        times = self._times.get(Size(n, n))
+        if times is None or self._n_steps - times.last >= N_STEPS_OLD:
+            return None
+        return times.median if times.n >= N_SURE else None
 
     def n_prompt_tokens(self, n_decoding: int) -> int:
         """The most prompt tokens of the next step, beside `n_decoding` decoding sequences.

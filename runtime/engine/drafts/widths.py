@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 GAIN: Final = 1.02  # fewer tokens more than this are within the noise of times
-UNKNOWN: Final = 1.25  # a size that was not measured is thought to take so many times as long
+UNKNOWN: Final = 1.25  # a size that was not measured takes at least so many times as long
 
 
 class Wish(NamedTuple):
@@ -39,13 +39,13 @@ def best_depth(
     alone = ms_of(n_texts)
     if alone is None or not rates or not n_max:
         return 0
-    best, most, ms = 0, GAIN * n_texts / alone, alone
+    best, most, ms, growth = 0, GAIN * n_texts / alone, alone, UNKNOWN
     for depth in sorted({min(d, n_max) for d in (1, 3, 7, 15, 31, 63)}):
         n_tokens = n_texts + depth * len(rates)
         if n_tokens > n_most:
             break
         known = ms_of(n_tokens)
-        ms = UNKNOWN * ms if known is None else known
+        ms, growth = _ms(known, ms, growth)
         made = n_texts + sum(rate**i for rate in rates for i in range(1, depth + 1))
         speed = made / (ms + depth * (ms_draft or 0.0))
         if speed > most:
@@ -81,12 +81,13 @@ def best_widths(
         reverse=True,
     )
     n_best, most = 0, GAIN * n_texts / alone
-    size, ms, made, n = 1 << (n_texts - 1).bit_length(), alone, float(n_texts), 0
+    size, made, n = 1 << (n_texts - 1).bit_length(), float(n_texts), 0
+    ms, growth = alone, UNKNOWN
     while size <= n_max:
         n_before, n = n, min(size - n_texts, len(chances))
         made += sum(chance for chance, _ in chances[n_before:n])
         known = ms_of(n_texts + n)
-        ms = UNKNOWN * ms if known is None else known
+        ms, growth = _ms(known, ms, growth)
         if made / ms > most:
             n_best, most = n, made / ms
         if known is None or n == len(chances):
@@ -95,3 +96,11 @@ def best_widths(
     for _, number in chances[:n_best]:
         found[number] += 1
     return found
+
+
+def _ms(known: float | None, before: float, growth: float) -> tuple[float, float]:
+    """The milliseconds of a size, after those of the size before it, and how much longer it takes:
+    an unknown one as much as the last one did."""
+    if known is None:
+        return growth * before, growth
+    return known, max(UNKNOWN, known / before)
