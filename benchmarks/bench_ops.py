@@ -21,7 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
 import cpu_run
-from op_cases import OpCase, op_cases
+from op_case import OpCase
+from op_cases import op_cases
 from reference_run import graph_of
 
 from lamella.graph import Op

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
-from op_cases import OpCase, numbers, rows, weights
+from op_case import OpCase, numbers, rows, weights
 from reference_run import ids, leaf
 
 from lamella.graph import GGMLType, RopeMode, Tensor, ops

@@ -16,7 +16,8 @@ import reference_run
 from cuda_cases import limit_of, parts_of, supported_cases
 from device_cases import large_cases
 from gpus import Gpus, emulated_gpus
-from op_cases import OpCase, op_cases, rows
+from op_case import OpCase, rows
+from op_cases import op_cases
 from reference_run import Array, ids, relative_error, values_of
 
 from lamella.base.errors import BackendError

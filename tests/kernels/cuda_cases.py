@@ -15,7 +15,8 @@ from typing import Final
 
 import cuda_run
 import numpy as np
-from op_cases import FLOATS, WEIGHT_TYPES, OpCase, op_cases, rows, weights
+from op_case import FLOATS, WEIGHT_TYPES, OpCase, rows, weights
+from op_cases import op_cases
 from reference_run import ids, leaf, normal, with_prepared
 
 from lamella.base.settings import NO_FUSION

@@ -24,7 +24,8 @@ if __name__ == "__main__" and sys.argv[2:]:
 
 import cpu_run
 import reference_run
-from op_cases import OpCase, op_cases
+from op_case import OpCase
+from op_cases import op_cases
 from reference_run import data, relative_error, values_of, with_prepared
 
 from lamella.graph import GGMLType

@@ -9,24 +9,32 @@ fails if no case calls a kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
-from packed_run import packed
+from attention_cases import attention_cases
+from op_case import (
+    BF16,
+    F16,
+    F32,
+    FLOATS,
+    Q8_0,
+    WEIGHT_TYPES,
+    OpCase,
+    Tokens,
+    numbers,
+    packed_weights,
+    rows,
+    weights,
+)
 from recurrent_cases import RECURRENCES, Make, conv, delta, scan, states
-from reference_run import DECODED, Array, data, ids, leaf, normal, place, unary
+from reference_run import Array, ids, leaf, normal, unary
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
-from lamella.graph.types import KV_TYPES
 from lamella.kernels.cpu.packed.formats import FORMATS
 
-F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
-FLOATS: Final = (F32, F16, BF16)
-WEIGHT_TYPES: Final = tuple(DECODED)
 WRITTEN: Final = (
     *(*FLOATS, Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.IQ4_NL, GGMLType.Q5_0, GGMLType.Q5_1),
 )
@@ -36,66 +44,6 @@ MANY_EXPERTS: Final = np.arange(64 * 8).reshape(64, 8) * 7 % 32
 
 # the elements that each token's mask allows: none, few, some, half, all
 MASK_300: Final = normal(5, 300) > np.array([9.0, 2.0, 1.0, 0.0, -9.0])[:, None]
-
-Tokens = Sequence[int]
-Build = Callable[[Tokens], Tensor]
-
-
-@dataclass(frozen=True)
-class OpCase:
-    """One node, with its data.
-
-    `build(tokens)` makes it for some of `n_tokens` tokens, which are along dimension `axis` of the
-    result (None: the op has no tokens). `limit` bounds the mean square error against the reference,
-    relative to the mean square of the result; 0: equal bits. `timed` cases are large enough to
-    time; only those with few elements are tested for their bits.
-    """
-
-    name: str
-    build: Build
-    axis: int | None = 1
-    n_tokens: int = 5
-    limit: float = 1e-11
-    timed: bool = False
-
-    def node(self, tokens: Tokens | None = None) -> Tensor:
-        """The node for these tokens, all by default."""
-        return self.build(list(range(self.n_tokens)) if tokens is None else tokens)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@cache
-def numbers(*shape: int, seed: int = 0) -> Array:
-    """Normal random numbers; the first tokens are the same in every call."""
-    return normal(*shape, seed=seed)
-
-
-@cache
-def weights(type: GGMLType, *shape: int, seed: int = 1) -> Tensor:
-    """Weights of a type, made once: no kernel may write to them. Many rows include equal ones."""
-    *outer, n, k = shape
-    n_own = n if n % 64 else 64  # quantizing takes long
-    few = leaf(normal(*outer, n_own, k, seed=seed), type)
-    if n_own == n:
-        return few
-    many = Tensor(type, shape[::-1])
-    place(many)
-    data(many)[...] = np.tile(data(few), (n // n_own, 1))
-    return many
-
-
-@cache
-def packed_weights(type: GGMLType, *shape: int) -> Tensor:
-    """The same weights, repacked by the CPU."""
-    return packed(weights(type, *shape))
-
-
-def rows(tokens: Tokens, k: int, n_tokens: int = 5, type: GGMLType = F32, seed: int = 0) -> Tensor:
-    """Rows of some tokens: [k, len(tokens)]."""
-    return leaf(numbers(n_tokens, k, seed=seed)[tokens], type)
-
 
 # --- families of cases ---
 
@@ -570,137 +518,6 @@ def data_cases() -> Iterator[OpCase]:
             axis=None,
             limit=0,
         )
-
-
-TABLE: Final = [[5, 0, 3], [2, 4, 1]]
-SEQUENCE: Final = np.array([0, 1, 0, 1, 1])
-PLACES: Final = np.array([95, 0, 31, 32, 50])
-
-
-def attention_cases() -> Iterator[OpCase]:
-    for head_dim in (8, 64, 80):
-        for k, v in product((*FLOATS, Q8_0), repeat=2) if head_dim == 8 else ((F16, F16),):
-            yield OpCase(
-                f"flash_attn_ext {head_dim} {k.name} {v.name}",
-                lambda t, d=head_dim, k=k, v=v: _attention(t, d, k, v),  # type: ignore[misc]
-                axis=2,
-                limit=1e-10,
-            )
-    for type in KV_TYPES:
-        if type not in (*FLOATS, Q8_0):
-            yield OpCase(
-                f"flash_attn_ext 64 {type.name}",
-                lambda t, type=type: _attention(t, 64, type, type),  # type: ignore[misc]
-                axis=2,
-                limit=1e-10,
-            )
-    kinds: dict[str, dict[str, Any]] = {
-        "alibi": {"max_bias": 8.0},
-        "softcap": {"softcap": 2.0},
-        "both": {"max_bias": 4.0, "softcap": 1.5},
-        "window": {"n_swa": 20},
-        "window sinks softcap": {"n_swa": 33, "sinks": True, "softcap": 2.0},
-        "not causal": {"end": 90},
-        "not causal alibi": {"end": 90, "max_bias": 8.0},
-    }
-    for name, params in kinds.items():
-        yield OpCase(
-            f"flash_attn_ext {name}",
-            lambda t, p=params: _attention(t, 32, F16, F16, **p),  # type: ignore[misc]
-            axis=2,
-            limit=1e-10,
-        )
-    for type in (*FLOATS, Q8_0):
-        yield OpCase(
-            f"flash_attn_ext latent {type.name}",
-            lambda t, type=type: _latent_attention(t, 8, 64, 32, type),  # type: ignore[misc]
-            axis=2,
-            limit=1e-10,
-        )
-    yield OpCase(
-        "flash_attn_ext latent 576",
-        lambda t: _latent_attention(t, 8, 512, 64, F16),
-        axis=2,
-        limit=1e-10,
-    )
-    for n in (1, 64):
-        yield OpCase(
-            f"flash_attn_ext latent 4096x{n}",
-            lambda t: _latent_attention(t, 16, 512, 64, F16, np.arange(4032, 4096)),
-            axis=2,
-            n_tokens=n,
-            limit=1e-10,
-            timed=True,
-        )
-        yield OpCase(
-            f"flash_attn_ext decode 4096x{n}",
-            lambda t, n=n: _long_attention(t),  # type: ignore[misc]
-            axis=2,
-            n_tokens=n,
-            limit=1e-10,
-            timed=True,
-        )
-        yield OpCase(
-            f"flash_attn_ext window 512 of 4096x{n}",
-            lambda t, n=n: _long_attention(t, 512),  # type: ignore[misc]
-            axis=2,
-            n_tokens=n,
-            limit=1e-10,
-            timed=True,
-        )
-
-
-def _attention(
-    t: Tokens,
-    head_dim: int,
-    k: GGMLType,
-    v: GGMLType,
-    *,
-    end: int | None = None,
-    sinks: bool = False,
-    n_swa: int = 0,
-    **params: Any,
-) -> Tensor:
-    n_kv = 4  # heads; 8 share them
-    q = leaf(numbers(5, 8, head_dim)[t])
-    pools = [
-        leaf(normal(6 * 32, n_kv * head_dim, seed=5 + i), type) for i, type in enumerate((k, v))
-    ]
-    tokens = (SEQUENCE[t], PLACES[t], *_spans(PLACES[t], end, n_swa))
-    args = (q, *pools, ids(TABLE), *map(ids, tokens))
-    params |= {"scale": head_dim**-0.5, "sinks": leaf(np.arange(8) - 4) if sinks else None}
-    return ops.flash_attn_ext(*args, page_size=32, n_swa=n_swa, **params)
-
-
-def _spans(pos: Array, end: int | None, n_swa: int) -> tuple[Array, Array]:
-    """The begin and end of each token's positions: a window of `n_swa`, or all before `end`."""
-    begin = np.maximum(0, pos + 1 - n_swa) if n_swa else 0 * pos
-    return begin, pos + 1 if end is None else np.full_like(pos, end)
-
-
-def _long_attention(t: Tokens, n_swa: int = 0) -> Tensor:
-    q = leaf(numbers(64, 32, 64)[t])
-    k, v = weights(F16, 4096, 8 * 64), weights(F16, 4096, 8 * 64, seed=2)
-    pages = ids(np.random.default_rng(1).permutation(128)[None])
-    pos = np.arange(4032, 4096)[t]
-    tokens = (pages, *map(ids, (0 * pos, pos, *_spans(pos, None, n_swa))))
-    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=0.125, n_swa=n_swa)
-
-
-def _latent_attention(
-    t: Tokens, n_head: int, rank: int, n_rot: int, type: GGMLType, pos: Array | None = None
-) -> Tensor:
-    """Values are the first `rank` elements of the keys, which all heads share."""
-    n_cells = 4096 if pos is not None else 6 * 32
-    seq, table = SEQUENCE, np.array(TABLE)
-    if pos is not None:
-        seq, table = 0 * pos, np.random.default_rng(1).permutation(128)[None]
-    pos = PLACES if pos is None else pos
-    k = leaf(normal(n_cells, rank + n_rot, seed=5), type)
-    v = ops.view(k, (rank, n_cells), k.nb[:2])
-    q = leaf(numbers(len(pos), n_head, rank + n_rot)[t])
-    tokens = (ids(table), *map(ids, (seq[t], pos[t], *_spans(pos[t], None, 0))))
-    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=rank**-0.5)
 
 
 @cache

@@ -9,7 +9,8 @@ import cuda_run
 import numpy as np
 import pytest
 from cuda_grid_compiler import needs_compiler
-from op_cases import OpCase, op_cases
+from op_case import OpCase
+from op_cases import op_cases
 from reference_run import Array, each_type, ids, leaf, normal, run
 
 from lamella.base.errors import BackendError

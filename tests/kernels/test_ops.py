@@ -25,7 +25,8 @@ from cuda_cases import (
 )
 from cuda_grid import has_compiler
 from cuda_grid_compiler import SRC
-from op_cases import OpCase, op_cases
+from op_case import OpCase
+from op_cases import op_cases
 from reference_run import Array, relative_error, values_of, with_prepared
 
 from lamella.base.errors import BackendError
