@@ -162,8 +162,8 @@ class Mamba1:
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2:
-    """Mamba 2 (arXiv 2405.21060). A file may lack the norm of its result."""
+class GroupedMixer:
+    """What Mamba 2 and the delta net share: one convolution of all inputs, then a scan of heads."""
 
     ssm: SSM
 
@@ -176,6 +176,12 @@ class Mamba2:
         """The elements of a layer's states."""
         s = self.ssm
         return ((s.n_conv - 1) * self.n_conv_channels, s.d_state * s.d_inner)
+
+
+class Mamba2(GroupedMixer):
+    """Mamba 2 (arXiv 2405.21060). A file may lack the norm of its result."""
+
+    __slots__ = ()
 
     def build(self, b: LayerBuild, x: Tensor) -> Tensor:
         """Return the mixed tokens of x [n_embd, n_tokens]."""
@@ -202,7 +208,7 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNet:
+class DeltaNet(GroupedMixer):
     """A gated delta net (arXiv 2412.06464).
 
     Attributes:
@@ -211,19 +217,8 @@ class DeltaNet:
         joint: the matrices of decays and of betas are one, `ssm_ba`, group by group.
     """
 
-    ssm: SSM
     interleaved: bool
     joint: bool
-
-    @property
-    def n_conv_channels(self) -> int:
-        return self.ssm.d_inner + 2 * self.ssm.n_group * self.ssm.d_state
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The elements of a layer's states."""
-        s = self.ssm
-        return ((s.n_conv - 1) * self.n_conv_channels, s.d_state * s.d_inner)
 
     def build(self, b: LayerBuild, x: Tensor) -> Tensor:
         """Return the mixed tokens of x [n_embd, n_tokens]."""
