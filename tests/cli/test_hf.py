@@ -92,9 +92,10 @@ def test_a_plan_downloads_only_the_header(
     for plan in (found, expected):
         del plan["model"]
     if command == "plan":
-        # free memory may change between the two runs
+        # free memory may change between the two runs, and with it the default size of the cache
         for plan in (found, expected):
             plan["devices"] = [device["needed"] for device in plan["devices"]]
+            del plan["params"]["cache_ram"]
     assert found == expected
     assert 0 < hub.n_sent < len(hub.repos["u/tiny"].files[NAME]) / 2
     assert not (tmp_path / "cache").exists()
