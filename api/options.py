@@ -69,7 +69,8 @@ class LoadOptions(TypedDict, total=False):
     """
     ctx_checkpoints: int | None
     """states that recurrent layers keep for shared prefixes, for each of -np, besides those of
-    running requests; other models have none (default: 8, less if all are more than 512 MiB)
+    running requests; others go to the memory of -cram (default: 8, less if all are more than
+    512 MiB)
     """
     n_parallel: int
     """maximum number of requests decoded together (default: 4)"""
@@ -176,8 +177,8 @@ class LoadOptions(TypedDict, total=False):
     prompt tokens; 0: twice the time between tokens without them, -1: no limit (default: 0)
     """
     cache_ram: int | None
-    """most memory for pages of prompts that leave the context; -1: no limit, 0: off (default: a
-    quarter of the memory that the model leaves free, 8192 at most)
+    """most memory for pages and states of prompts that leave the context; -1: no limit, 0: off
+    (default: a quarter of the memory that the model leaves free, 8192 at most)
     """
     prompt_cache_dir: str
     """a folder for pages that leave this memory, and for all at the end: a later process reads

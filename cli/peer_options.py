@@ -50,7 +50,7 @@ NICE: Final = (
 )
 MAPPED: Final = "weights are copied from the file into memory of their own, which is not locked"
 PAGES: Final = "evaluated prompts stay in the context's pages, and then in the memory of -cram"
-SPACING: Final = "states are kept at multiples of 512 tokens, at doubling distances from the end"
+SPACING: Final = "states are kept every 512 tokens, at doubling distances if memory is short"
 
 MODEL: Final = (
     refused("-cl --cache-list", "use `lamella list`"),

@@ -1,24 +1,32 @@
 """The states that the prefix tree has: slots of certain lengths, each at the node with that length.
 
 A state serves exactly one length, so a prefix with states is reused up to the longest length that
-has one. Slots that only the tree refers to count as free; the least recently used are evicted
-first. Knows no sequences but their slots. Tested by tests/model/test_kv_prefix.py.
+has one. A state is worth the tokens after the next shorter one: without it, these are evaluated
+again. Slots that only the tree refers to count as free; the least valuable are evicted first
+(`aging`). Knows no sequences but their slots. Tested by tests/model/test_kv_prefix.py.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from .aging import Aging
 from .state_slots import SlotPool, SlotRef
 
 if TYPE_CHECKING:
     from .kv_prefix import Node
 
-STEP: Final = 512  # tokens between states of a prompt, at its end; the distances double
+STEP: Final = 512  # tokens between states of a prompt; distances double where memory is short
 BEFORE_END: Final = 8  # tokens at the end of a prompt that the next one of a chat may lack
+
+
+class _Place(NamedTuple):
+    """Where a slot is in the tree, and how many tokens are evaluated again without it."""
+
+    node: Node
+    length: int
+    n_saved: int
 
 
 class Checkpoints:
@@ -26,12 +34,12 @@ class Checkpoints:
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
-        # by slot, the least recently used first
-        self._by_age: OrderedDict[int, tuple[Node, int]] = OrderedDict()
+        self._places = dict[int, _Place]()  # of each slot
+        self._aging = Aging[int]()
 
     def __len__(self) -> int:
         """The number of states."""
-        return len(self._by_age)
+        return len(self._places)
 
     def longest(self, path: Sequence[Node], n: int) -> SlotRef:
         """Return the state with the greatest length up to `n`; slot 0 if there is none."""
@@ -64,7 +72,7 @@ class Checkpoints:
             if slot and length not in owner.states:
                 self._pool.cache(slot)
                 owner.states[length] = slot
-                self._by_age[slot] = owner, length
+                self._use(slot, owner, length)
                 changed.append(owner)
         return changed
 
@@ -72,45 +80,74 @@ class Checkpoints:
         """Give the states of a node to one whose tokens begin with its tokens."""
         for length, slot in node.states.items():
             to.states[length] = slot
-            self._by_age[slot] = to, length
+            self._places[slot] = self._places[slot]._replace(node=to)
         node.states = {}
 
     def remove(self, node: Node) -> None:
         """Remove all states of a node."""
-        for slot in node.states.values():
-            del self._by_age[slot]
-            self._pool.uncache(slot)
-        node.states = {}
+        for length in list(node.states):
+            self._drop(node, length)
 
     def touch(self, slot: int) -> None:
         """Mark a state as used."""
-        if slot in self._by_age:
-            self._by_age.move_to_end(slot)
+        if slot in self._places:
+            self._use(slot, *self._places[slot][:2])
 
-    def evict(self, n: int) -> list[Node]:
-        """Free `n` slots, the least recently used first. Return the nodes that had them."""
-        idle = (slot for slot in self._by_age if self._pool.is_evictable(slot))
-        nodes = []
-        for slot in list(islice(idle, n)):
-            node, length = self._by_age.pop(slot)
-            del node.states[length]
-            self._pool.uncache(slot)
-            nodes.append(node)
-        return nodes
+    def n_saved(self, slot: int) -> int:
+        """Return the tokens after the next shorter state, at the last use of this one."""
+        return self._places[slot].n_saved
+
+    def evict(self, keep: Callable[[Node, int], None]) -> Node | None:
+        """Free the least valuable slot that no sequence has, after a call of `keep` with its node
+        and length. Return the node; None if there is no such slot."""
+        slot = self._aging.pop(self._pool.is_evictable)
+        if slot is None:
+            return None
+        node, length, _ = self._places[slot]
+        keep(node, length)
+        self._drop(node, length)
+        return node
+
+    def _use(self, slot: int, node: Node, length: int) -> None:
+        shorter, at = [n for n in node.states if n < length], node
+        while not shorter and at.parent is not None:
+            at = at.parent
+            shorter = list(at.states)
+        n_saved = length - max(shorter, default=0)
+        self._places[slot] = _Place(node, length, n_saved)
+        self._aging.use(slot, n_saved)
+
+    def _drop(self, node: Node, length: int) -> None:
+        slot = node.states.pop(length)
+        del self._places[slot]
+        self._aging.remove(slot)
+        self._pool.uncache(slot)
 
 
-def prompt_marks(begin: int, n_tokens: int, n_known: int, page_size: int) -> frozenset[int]:
+def prompt_marks(
+    begin: int,
+    n_tokens: int,
+    n_known: int,
+    page_size: int,
+    *,
+    messages: Collection[int] = (),
+    n_slots: int = 0,
+) -> frozenset[int]:
     """Return the lengths of a prompt whose states are worth keeping.
 
     These are: all but the last token, for the same prompt again; a page's end shortly before, for
-    the next turn of a chat; multiples of `STEP` at doubling distances from the end; and the end of
-    what the prompt has in common with an earlier one, as others may begin with that too.
+    the next turn of a chat; the end of what the prompt has in common with an earlier one, as others
+    may begin with that too; and multiples of `STEP` at doubling distances from the end. As far as
+    there are slots, also the ends of messages, and all other multiples of `STEP`, those near the
+    end first. All but the first are at ends of pages.
 
     Args:
         begin: tokens that are not evaluated.
         n_tokens: tokens of the prompt.
         n_known: tokens that the prefix tree has, with or without a state.
         page_size: tokens of a page.
+        messages: the lengths at the ends of messages.
+        n_slots: states that fit into memory before another one leaves it.
     """
 
     def at_page(n: int) -> int:
@@ -121,4 +158,9 @@ def prompt_marks(begin: int, n_tokens: int, n_known: int, page_size: int) -> fro
     while distance < n_tokens - begin:
         marks.add((n_tokens - distance) // STEP * STEP)
         distance *= 2
-    return frozenset(n for n in marks if begin < n < n_tokens)
+    marks = {n for n in marks if begin < n < n_tokens}
+    every_step = range(n_tokens // STEP * STEP, begin, -STEP)
+    for n in (*map(at_page, sorted(messages, reverse=True)), *every_step):
+        if len(marks) < n_slots and begin < n < n_tokens:
+            marks.add(n)
+    return frozenset(marks)

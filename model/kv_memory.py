@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -130,12 +131,18 @@ class KVMemory:
                     cells = tensor_get(t, copy.src_cell * size, copy.n * size)
                     tensor_set(t, cells, copy.dst_cell * size)
 
+    @property
+    def all_groups(self) -> Sequence[MemoryGroup]:
+        """All groups: that of the states is the last one, and a slot is a page of it."""
+        return self.groups if self.state_group is None else (*self.groups, self.state_group)
+
     def page_bytes(self, group: int) -> int:
-        """Bytes of a page in all layers of a group."""
-        return self.groups[group].cell_bytes * self.groups[group].pool.page_size
+        """Bytes of a page in all layers of a group; groups are those of `all_groups`."""
+        owner = self.all_groups[group]
+        return owner.cell_bytes * owner.pool.page_size
 
     def read_page(self, group: int, page: int) -> Bytes:
-        """The bytes of a page: of each layer of its group the keys, then the values.
+        """The bytes of a page: of each layer of its group the keys, then the values, or the states.
 
         No computation that writes them may be in flight.
         """
@@ -156,12 +163,12 @@ class KVMemory:
 
     def _parts(self, group: int, page: int) -> Iterator[tuple[Tensor, int, int]]:
         """Each tensor of a group, with the offset and the size of a page in it, in bytes."""
-        owner = self.groups[group]
+        owner = self.all_groups[group]
         n_cells = owner.pool.page_size
-        for layer in owner.layers.values():
-            for tensor in layer.tensors:
-                size = n_cells * tensor.nb[1]
-                yield tensor, page * size, size
+        layers = (layer.tensors for layer in owner.layers.values())
+        for tensor in chain.from_iterable((*layers, *owner.states.values())):
+            size = n_cells * tensor.nb[1]
+            yield tensor, page * size, size
 
     def reads(self) -> Iterator[tuple[Device, KVRead]]:
         """Yield what attention of each layer reads, and the device that has it; also states.

@@ -8,7 +8,7 @@ the last window only.
 
 The tree holds a reference to each page. A page that no sequence has counts as free. Each pool
 evicts its own pages, the least recently used first. If a page without a window goes, its node goes
-too, with all pages, and all nodes after it.
+too, with all pages, and all nodes after it. Nodes also have states (`kv_checkpoints`).
 
 Sequences with different identities share nothing: each identity has a tree of its own, over the
 same pools.
@@ -81,6 +81,11 @@ class Node:
         self.keys: list[bytes] = []  # the children's keys, sorted; none is a prefix of another
         self._chain = chain  # b"": not computed yet; a root has one
 
+    def place(self, group: int) -> int:
+        """Return the page in a pool, or the slot of the states of all tokens if `group` is the
+        number of pools; 0: there is none."""
+        return self.pages[group] if group < len(self.pages) else self.states.get(self.end, 0)
+
     def chain(self) -> bytes:
         """The digest of the identity and of all tokens up to the page's end."""
         node, later = self, list[Node]()
@@ -113,7 +118,7 @@ class PrefixTree:
     """The prefixes cached in the pools, which have one `PrefixTree` at most.
 
     Attributes:
-        keep: called with a node of a full page, and the pools whose page of it is evicted next.
+        keep: called with a node of a full page, and the groups whose `Node.place` is evicted next.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -128,6 +133,7 @@ class PrefixTree:
         self._unsure = dict[Node, None]()  # whose pages are not computed yet
         self.keep: Callable[[Node, Sequence[int]], None] | None = None
         self._states = None if pool.slots is None else Checkpoints(pool.slots)
+        self._groups = range(len(pool.pools) + (pool.slots is not None))
         if pool.slots is not None:
             assert pool.slots.evict is None, "the pool has a prefix tree already"
             pool.slots.evict = self._evict_states
@@ -182,6 +188,11 @@ class PrefixTree:
         if path and len(path[-1].key) < self._n_bytes:
             path.pop()
         return path
+
+    def n_saved(self, node: Node) -> int:
+        """Return how many tokens are evaluated again without the states at a node's end."""
+        assert self._states is not None, "no layer has states"
+        return self._states.n_saved(node.place(self._groups[-1]))
 
     def full_nodes(self) -> Iterator[Node]:
         """Yield the nodes of full pages, the most recently used first."""
@@ -397,7 +408,7 @@ class PrefixTree:
             node = rest.pop()
             rest += node.children.values()
             if evicts:
-                self._evicted(node, [g for g, page in enumerate(node.pages) if page])
+                self._evicted(node, [g for g in self._groups if node.place(g)])
             node.parent = None
             del self._by_age[node]
             if self._states is not None:
@@ -451,12 +462,18 @@ class PrefixTree:
     def _evict_states(self, n: int) -> None:
         """Free `n` slots of states. Nodes without pages and states leave."""
         assert self._states is not None, "no layer has states"
-        for node in self._states.evict(n):
-            if node.parent is not None:
+
+        def keep(node: Node, length: int) -> None:
+            if length == node.end:
+                self._evicted(node, self._groups[-1:])
+
+        for _ in range(n):
+            node = self._states.evict(keep)
+            if node is not None and node.parent is not None:
                 self._prune(node)
 
     def _evicted(self, node: Node, groups: Sequence[int]) -> None:
-        """Offer pages to `keep`, if they are full and computed."""
+        """Offer pages and states to `keep`, if they are full and computed."""
         if self.keep is None or len(node.key) < self._n_bytes:
             return
         node.chain()  # those after it need it, and it leaves its parent

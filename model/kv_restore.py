@@ -2,9 +2,10 @@
 
 A page that the prefix tree evicts is copied to a store (`page_store`), and maybe on to a file. For
 a prompt, the cache looks for the longest prefix whose pages are in the pools or in the store:
-groups without a window need all of its pages, groups with one those of the last window. A restored
-prefix takes the pages that its evaluation would take, and no others. Full pages only: at most 31
-tokens more are evaluated. Knows no requests. Not thread-safe. Tested by
+groups without a window need all of its pages, groups with one those of the last window. States are
+a group too, whose slots are pages: a prefix needs the one of its length. A restored prefix takes
+the pages that its evaluation would take, and no others. Full pages only: at most 31 tokens more are
+evaluated. Knows no requests. Not thread-safe. Tested by
 tests/model/test_kv_restore.py and tests/runtime/test_prompt_cache.py.
 """
 
@@ -19,19 +20,23 @@ import numpy as np
 from ..alloc.buffer import Bytes
 from ..base.errors import LamellaError
 from ..base.log import get_logger
+from .kv_checkpoints import STEP
 from .kv_pages import I32Array
 from .kv_prefix import PLAIN, TOKEN_BYTES, Node, PrefixIdentity, PrefixTree, next_chain, root_chain
 from .kv_sequence import KVPool, KVSequence
 from .page_files import Fetch, Page, PageKey
 from .page_store import PageStore
+from .state_slots import SlotRef
 
-WORTH: Final = 2  # most bytes to copy, as a multiple of those that evaluation would write
+MANY: Final = 1 << 20  # states that fit into memory without a limit
+WORTH: Final = 2  # most bytes of pages to copy, as a multiple of those that evaluation would write
 
 log = get_logger("cache")
 
 
 class PageMemory(Protocol):
-    """The bytes of pages, such as a `KVMemory`."""
+    """The bytes of pages, such as a `KVMemory`. The last group may have states, with slots as
+    pages."""
 
     def page_bytes(self, group: int) -> int: ...
 
@@ -41,8 +46,8 @@ class PageMemory(Protocol):
 
 
 class Missing(NamedTuple):
-    """A page that the pool of a group lacks: its place in the sequence and its key. `node` has it
-    in the pool, but the sequence gets a copy."""
+    """A page that the sequence gets as a copy: its place in the sequence and its key, with the node
+    whose page it is if the pool has one."""
 
     place: int
     key: PageKey
@@ -54,12 +59,14 @@ class Restorable(NamedTuple):
 
     Attributes:
         length: its tokens.
+        gain: those that the pools alone could not serve.
         shared: the nodes of its first pages, which are shared in pools without a window.
         missing: the pages to write.
         held: those of them that the store had.
     """
 
     length: int
+    gain: int
     shared: Sequence[Node]
     missing: Sequence[Missing]
     held: Mapping[PageKey, Page]
@@ -77,10 +84,24 @@ class PageCache:
         self._tree = tree
         self._memory = memory
         self._whole = [g for g, own in enumerate(pool.pools) if own.window is None]
-        self._in_window = [g for g, own in enumerate(pool.pools) if own.window is not None]
+        # groups that need the last pages of a prefix only
+        self._in_part = [g for g, own in enumerate(pool.pools) if own.window is not None]
         self._page_bytes = [memory.page_bytes(g) for g in range(len(pool.pools))]
+        self._cell_bytes = sum(self._page_bytes) / pool.page_size  # of a token in all pools
+        self._states: int | None = None  # the group
+        if pool.slots is not None:
+            self._states = len(self._page_bytes)
+            self._in_part.append(self._states)
+            self._page_bytes.append(memory.page_bytes(self._states))
         self._n_key = TOKEN_BYTES * pool.page_size
         tree.keep = self._keep
+
+    @property
+    def n_states_room(self) -> int:
+        """The states that fit into memory before a page leaves it."""
+        n_bytes = 0 if self._states is None else self._page_bytes[self._states]
+        room = self.store.n_room
+        return MANY if room is None else room // max(n_bytes, 1)
 
     # --- to find and to restore ---
 
@@ -123,15 +144,20 @@ class PageCache:
         found = self._find(tokens, identity, n_usable, has)
         keys = [each.key for each in found.missing if each.node is None] if found else []
         keys = [key for key in keys if not store.has(key)]
-        return files.fetch(keys, store.put) if keys else None
+        worth = self._worth_of(STEP)
+        return files.fetch(keys, partial(store.put, worth=worth)) if keys else None
 
     def share(self, found: Restorable) -> KVSequence:
-        """Return a new sequence with the pages of the prefix that pools without a window have."""
+        """Return a new sequence with the pages of the prefix that pools without a window have, and
+        the states if a slot has them."""
         none = np.empty(0, np.int32)
-        pages: list[I32Array] = [none] * len(self._page_bytes)
+        pages: list[I32Array] = [none] * len(self._pool.pools)
         for g in self._whole:
             pages[g] = np.array([node.pages[g] for node in found.shared], np.int32)
-        return self._pool.sequence_of(len(found.shared) * self._pool.page_size, pages)
+        n = len(found.shared) * self._pool.page_size
+        has_states = self._states is not None and n == found.length
+        slot = found.shared[-1].place(self._states or 0) if has_states else 0
+        return self._pool.sequence_of(n, pages, SlotRef(n, slot) if slot else None)
 
     def load(self, found: Restorable) -> list[Page]:
         """Return the missing pages, before pages are taken from the pools.
@@ -153,8 +179,12 @@ class PageCache:
         seq.prepare(found.length, found.length)
         for each, page in zip(found.missing, pages, strict=True):
             g = each.key.group
-            self._memory.write_page(g, seq.pages[g].page(each.place), page.data)
-        self.store.counts.n_restored += found.length - len(found.shared) * self._pool.page_size
+            if g == self._states and seq.states is not None:
+                seq.states.restore(found.length)
+                self._memory.write_page(g, seq.states.slot, page.data)
+            else:
+                self._memory.write_page(g, seq.pages[g].page(each.place), page.data)
+        self.store.counts.n_restored += found.gain
 
     def forget(self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN) -> int:
         """As `PrefixTree.forget`. Pages of `tokens` that the tree does not have any more leave
@@ -185,7 +215,7 @@ class PageCache:
             n_bytes = self._page_bytes[g] + self._n_key
             try:
                 read = partial(self._read, node, g)
-                self.store.keep(PageKey(node.chain(), g), n_bytes, read)
+                self.store.keep(PageKey(node.chain(), g), n_bytes, read, self._worth(node, g))
             except (LamellaError, MemoryError) as e:  # the pool gets the page in any case
                 self.store.counts.n_dropped += 1
                 log.warning("a page of a prompt is lost: %s", e or type(e).__name__)
@@ -195,16 +225,26 @@ class PageCache:
         assert files is not None
         try:
             for node in self._tree.full_nodes():
-                for g, page in enumerate(node.pages):
+                for g in range(len(self._page_bytes)):
                     key = PageKey(node.chain(), g)
-                    if page and not files.has(key):
+                    if node.place(g) and not files.has(key):
                         yield key, self.store.peek(key) or self._read(node, g)
         except LamellaError as e:
             log.warning("pages of prompts are lost: %s", e)
         yield from self.store.newest()
 
     def _read(self, node: Node, g: int) -> Page:
-        return Page(node.key, self._memory.read_page(g, node.pages[g]))
+        return Page(node.key, self._memory.read_page(g, node.place(g)))
+
+    def _worth(self, node: Node, g: int) -> float:
+        """The worth of a page, as if there was a state every `STEP` tokens, or of a state."""
+        return self._worth_of(self._tree.n_saved(node) if g == self._states else STEP)
+
+    def _worth_of(self, n: int) -> float:
+        """The tokens that a byte saves of evaluation: one of `n` tokens and the states after
+        them."""
+        n_bytes = 0 if self._states is None else self._page_bytes[self._states]
+        return n / (n_bytes + n * self._cell_bytes)
 
     # --- the longest prefix ---
 
@@ -225,10 +265,11 @@ class PageCache:
         if gain <= 0:
             return None
         missing = list(self._missing(path, chains, n))
-        n_bytes = sum(self._page_bytes[each.key.group] for each in missing)
-        if n_bytes * size > WORTH * gain * sum(self._page_bytes):
+        # evaluation reads and writes the states for each token, so a copy of them is always less
+        pages = (each.key.group for each in missing if each.key.group != self._states)
+        if sum(self._page_bytes[g] for g in pages) > WORTH * gain * self._cell_bytes:
             return None
-        return Restorable(n * size, path[:n], missing, {})
+        return Restorable(n * size, gain, path[:n], missing, {})
 
     def _chains(
         self,
@@ -250,10 +291,10 @@ class PageCache:
     def _servable(
         self, path: Sequence[Node], chains: Sequence[bytes], has: Callable[[PageKey], bool]
     ) -> int:
-        """Return the most pages that every group with a window can serve."""
+        """Return the most pages that every group can serve which needs a part of them."""
         n = len(chains)
         while last := max(
-            (self._last_lack(path, chains, g, n, has) for g in self._in_window), default=0
+            (self._last_lack(path, chains, g, n, has) for g in self._in_part), default=0
         ):
             n = last - 1
         return n
@@ -268,7 +309,7 @@ class PageCache:
     ) -> int:
         """Return the number of pages up to the last one that group `g` lacks; 0 if none."""
         for i in range(n, self._first(g, n), -1):
-            in_pool = i <= len(path) and path[i - 1].pages[g]
+            in_pool = i <= len(path) and path[i - 1].place(g)
             if not in_pool and not has(PageKey(chains[i - 1], g)):
                 return i
         return 0
@@ -278,12 +319,15 @@ class PageCache:
         for g in self._whole:
             for i in range(len(path), n):
                 yield Missing(i, PageKey(chains[i], g), None)
-        for g in self._in_window:
+        for g in self._in_part:
             for i in range(self._first(g, n), n):
-                node = path[i] if i < len(path) and path[i].pages[g] else None
-                yield Missing(i, PageKey(chains[i], g), node)
+                node = path[i] if i < len(path) and path[i].place(g) else None
+                if node is None or g != self._states:  # else the sequence shares the slot
+                    yield Missing(i, PageKey(chains[i], g), node)
 
     def _first(self, g: int, n: int) -> int:
+        if g == self._states:
+            return max(n - 1, 0)
         return self._pool.first_page(self._pool.pools[g], n * self._pool.page_size)
 
     def _key(self, raw: bytes, i: int) -> bytes:

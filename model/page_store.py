@@ -1,17 +1,17 @@
 """Pages of prefixes in host memory: those that left their pool, up to a number of bytes.
 
-The least recently used ones leave first, for files if there are any (`page_files`). A page has a
-key, which stands for all tokens up to its end, and for the identity of its keys and values. Any
+The least valuable ones leave first (`aging`), for files if there are any (`page_files`). A page has
+a key, which stands for all tokens up to its end, and for the identity of its keys and values. Any
 thread may use a store. Knows no pools and no tensors. Tested by tests/model/test_page_store.py.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+from .aging import Aging
 from .page_files import Page, PageFiles, PageKey
 
 
@@ -44,7 +44,8 @@ class PageStore:
         self._n_most = limit  # bytes of pages that do not wait to be written
         if limit is not None and files is not None:
             self._n_most = limit - files.n_pending_max
-        self._pages = OrderedDict[PageKey, Page]()  # the least recently used first
+        self._pages = dict[PageKey, Page]()
+        self._aging = Aging[PageKey]()
         self._n_bytes = 0
         self._lock = Lock()
 
@@ -56,6 +57,11 @@ class PageStore:
     def n_bytes(self) -> int:
         """The bytes of all pages, those that wait to be written included."""
         return self._n_bytes + (0 if self.files is None else self.files.n_pending)
+
+    @property
+    def n_room(self) -> int | None:
+        """The bytes that fit before a page leaves; None: any number."""
+        return None if self._n_most is None else max(self._n_most - self._n_bytes, 0)
 
     def has(self, key: PageKey) -> bool:
         """True if a page is in memory. Does not use it."""
@@ -72,24 +78,27 @@ class PageStore:
         with self._lock:
             for key in reversed(keys):
                 if key in self._pages:
-                    self._pages.move_to_end(key)
+                    self._aging.use(key)
 
-    def keep(self, key: PageKey, n_bytes: int, read: Callable[[], Page]) -> None:
+    def keep(
+        self, key: PageKey, n_bytes: int, read: Callable[[], Page], worth: float = 1.0
+    ) -> None:
         """Store a page of `n_bytes`, which `read` returns, or use the one that is there."""
-        if self._is_used(key):
+        if self._is_used(key, worth):
             return
         if self._n_most is not None and n_bytes > self._n_most:
             self.counts.n_dropped += 1
             return
-        self.put(key, read())
+        self.put(key, read(), worth)
         self.counts.n_stored += 1
 
-    def put(self, key: PageKey, page: Page) -> None:
+    def put(self, key: PageKey, page: Page, worth: float = 1.0) -> None:
         """Store a page as the most recently used. Others leave if there is no room."""
         with self._lock:
             if key not in self._pages:
                 self._pages[key] = page
                 self._n_bytes += page.n_bytes
+                self._aging.use(key, worth)
             self._shrink()
 
     def forget(self, keys: Sequence[PageKey]) -> None:
@@ -97,24 +106,27 @@ class PageStore:
         with self._lock:
             for key in keys:
                 page = self._pages.pop(key, None)
+                self._aging.remove(key)
                 self._n_bytes -= 0 if page is None else page.n_bytes
 
     def newest(self) -> Iterator[tuple[PageKey, Page]]:
-        """Yield the pages that are there now, the most recently used first."""
+        """Yield the pages that are there now, the most valuable first."""
         with self._lock:
-            pages = list(self._pages.items())
-        return reversed(pages)
+            pages = [(key, self._pages[key]) for key in self._aging.highest()]
+        return iter(pages)
 
-    def _is_used(self, key: PageKey) -> bool:
+    def _is_used(self, key: PageKey, worth: float) -> bool:
         with self._lock:
             found = key in self._pages
             if found:
-                self._pages.move_to_end(key)
+                self._aging.use(key, worth)
             return found
 
     def _shrink(self) -> None:
         while self._n_most is not None and self._n_bytes > self._n_most:
-            key, page = self._pages.popitem(last=False)
+            key = self._aging.pop()
+            assert key is not None, "there are bytes, but no pages"
+            page = self._pages.pop(key)
             self._n_bytes -= page.n_bytes
             if self.files is None or not self.files.put(key, page):
                 self.counts.n_dropped += 1

@@ -364,7 +364,7 @@ class ContextParams(Options):
         low=0,
         high=4096,
         help="states that recurrent layers keep for shared prefixes, for each of -np, besides "
-        "those of running requests; other models have none",
+        "those of running requests; others go to the memory of -cram",
         default_text="8, less if all are more than 512 MiB",
     )
     n_parallel: int = option(

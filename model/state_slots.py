@@ -64,6 +64,7 @@ class SequenceStates:
         marks: lengths whose states are kept as soon as they are computed, while slots are free.
         kept: the slots of such lengths, each with a reference.
         n_known: tokens that the prefix tree had when it was searched, with or without a state.
+        rolls: lengths of which the latest one is kept, after all marks.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -73,6 +74,8 @@ class SequenceStates:
         self.marks: frozenset[int] = frozenset()
         self.kept: dict[int, int] = {}
         self.n_known = 0
+        self.rolls = range(0)
+        self._rolled = 0  # the length that `rolls` keeps
         self._read = 0  # the slot that the last run began with; it may still be in use
         self._guessed = range(0)  # lengths that `guess` has reserved slots for
 
@@ -100,7 +103,7 @@ class SequenceStates:
             part[:] = slot
             part[0, 0] = before
             before, self.length = slot, last
-            if last in self.marks or last in self._guessed:
+            if last in self.marks or last in self._guessed or last in self.rolls:
                 self._keep()
         return slots
 
@@ -133,10 +136,21 @@ class SequenceStates:
 
     def _keep(self) -> None:
         is_guessed = self.length in self._guessed
+        if self.length in self.rolls and not is_guessed:
+            if self._guessed:
+                return  # `truncate` may go back before it
+            self._roll(self.length)
         if (is_guessed or self.pool.n_keepable) and self.length not in self.kept:
             self.pool.n_keepable -= not is_guessed
             self.pool.add(self.slot)
             self.kept[self.length] = self.slot
+
+    def _roll(self, n: int) -> None:
+        """Keep the earlier one of `rolls` no longer."""
+        if earlier := self.kept.pop(self._rolled, 0):
+            self.pool.n_keepable += 1
+            self.pool.drop(earlier)
+        self._rolled = n
 
     def take_kept(self, end: int) -> list[SlotRef]:
         """Return what is kept of lengths up to `end`, and keep it no longer.
@@ -191,11 +205,19 @@ class SequenceStates:
             self.pool.drop(self.slot)
         self.length, self.slot = state
         left = [length for length in self.kept if length > n or length in self._guessed]
+        rolled = max((length for length in left if length <= n and length in self.rolls), default=0)
+        if rolled:  # a guess that came true
+            left.remove(rolled)
         self.pool.n_keepable += sum(length not in self._guessed for length in left)
         for length in left:
             self.pool.drop(self.kept.pop(length))
         self.pool.n_keepable += len(self._guessed)
         self._guessed = range(0)
+        if rolled:
+            self.pool.n_keepable -= 1
+            self._roll(rolled)
+        if self.length in self.rolls:
+            self._keep()
 
     def _drop_read(self) -> None:
         if self._read:

@@ -68,8 +68,6 @@ def choice_notes(made: Chosen) -> Iterator[str]:
             f"the prompt cache may grow to {size_text(n_bytes)} (-cram): the model leaves "
             f"{size_text(max(host.free - host.needed, 0))} of memory free"
         )
-    if plan.has_states and plan.params.cache.cache_ram:
-        yield "-cram has no effect: prompts that leave the context need their states, too"
     if any(made.dropped_targets):
         sizes = _sizes(made.dropped_targets)
         yield f"--fit-target {sizes} is ignored: the model does not fit with that much memory free"
@@ -78,7 +76,7 @@ def choice_notes(made: Chosen) -> Iterator[str]:
 def cache_ram(plan: ModelPlan) -> int:
     """The most MiB for pages of prompts that leave the context; -1: no limit."""
     given, host = plan.params.cache.cache_ram, plan.devices[-1]
-    if plan.pooling is not None or plan.has_states:  # nothing is kept
+    if plan.pooling is not None:  # nothing is kept
         return 0
     if given is not None:
         return given

@@ -31,10 +31,6 @@ def open_store(context: Context, opened_with: OpenParams) -> PageStore | None:
     params = opened_with.cache
     assert params.cache_ram is not None, "planning chooses it"
     if params.cache_ram == 0:
-        if params.prompt_cache_dir and context.pool.slots is not None:
-            raise RequestError(
-                "prompt_cache_dir: prompts of a model with states cannot be kept in files"
-            )
         if params.prompt_cache_dir:
             raise RequestError(
                 "prompt_cache_dir: pages on their way to files need memory, and cache_ram is 0"
@@ -51,7 +47,7 @@ def open_store(context: Context, opened_with: OpenParams) -> PageStore | None:
     files = PageFiles(
         folder,
         lambda: _identity(context, opened_with),
-        [context.kv.page_bytes(g) for g in range(len(context.groups))],
+        [context.kv.page_bytes(g) for g in range(len(context.kv.all_groups))],
         context.pool.page_size,
         limit=params.prompt_cache_size * MIB,
         n_pending_max=PENDING_MAX if limit is None else min(limit // PENDING_SHARE, PENDING_MAX),

@@ -173,7 +173,8 @@ class CacheParams(Options):
         metavar="MIB",
         low=-1,
         high=INT32_MAX,
-        help="most memory for pages of prompts that leave the context; -1: no limit, 0: off",
+        help="most memory for pages and states of prompts that leave the context; -1: no limit, "
+        "0: off",
         default_text=f"a quarter of the memory that the model leaves free, {CACHE_RAM} at most",
     )
     prompt_cache_dir: str = option(

@@ -6,7 +6,7 @@ test_prompt_cache.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
@@ -17,9 +17,11 @@ from ...model.kv_restore import PageCache, Restorable
 from ...model.kv_sequence import KVSequence
 from ...model.page_files import NOTHING, Fetch
 from ...model.page_store import PageStore
+from ...model.state_slots import SequenceStates
 from . import policy
 from .ticket import Ticket
 
+INT32_MAX: Final = 2**31 - 1
 FLUSH_S: Final = 5.0  # the longest time to write pages to files at the end
 
 
@@ -44,8 +46,12 @@ class Prefixes:
         cache: pages in memory and in files; None: pages that leave the pool are lost.
     """
 
-    def __init__(self, context: Context, store: PageStore | None) -> None:
+    def __init__(
+        self, context: Context, store: PageStore | None, eog: Collection[int] = ()
+    ) -> None:
+        """`eog` are the tokens that end a message."""
         self._context = context
+        self._eog = eog
         self.tree = PrefixTree(context.pool)
         self.cache: PageCache | None = None
         if store is not None:
@@ -61,8 +67,11 @@ class Prefixes:
         if self.cache is not None and fits:
             found = self.cache.find(ticket.tokens[:-1], ticket.identity, seq.length)
             if found is not None:
+                shared = self.cache.share(found)
+                if seq.states is not None and shared.states is not None:
+                    shared.states.n_known = seq.states.n_known
                 seq.free()
-                return Found(self.cache.share(found), found.length, found)
+                return Found(shared, found.length, found)
         return Found(seq, seq.length)
 
     def begin(self, ticket: Ticket, found: Found) -> None:
@@ -75,16 +84,31 @@ class Prefixes:
         """
         seq, cache, restorable = found.seq, self.cache, found.restorable
         n_new = len(ticket.tokens) - seq.length
-        if (states := seq.states) is not None and ticket.params.cache_prompt:
-            page_size = self._context.pool.page_size
-            n_tokens = len(ticket.tokens)
-            states.marks = prompt_marks(seq.length, n_tokens, states.n_known, page_size)
+        if seq.states is not None and ticket.params.cache_prompt:
+            self._mark(seq.states, ticket.tokens, found.length)
         if cache is None or restorable is None:
             self._context.append(seq, n_new)
             return
         pages = cache.load(restorable)
         self._context.append(seq, n_new)
         cache.write(seq, restorable, pages)
+
+    def _mark(self, states: SequenceStates, tokens: Sequence[int], begin: int) -> None:
+        """Choose the lengths whose states are kept, of a job that evaluates from `begin` on."""
+        n, page_size = len(tokens), self._context.pool.page_size
+        n_slots = states.pool.n_idle
+        if self.cache is not None:
+            n_slots += self.cache.n_states_room
+            # a state that goes to memory is at a page's end
+            states.rolls = range((n // page_size + 1) * page_size, INT32_MAX, page_size)
+        states.marks = prompt_marks(
+            begin,
+            n,
+            states.n_known,
+            page_size,
+            messages=[i + 1 for i in range(begin, n) if tokens[i] in self._eog],
+            n_slots=n_slots,
+        )
 
     def awaited(self, ticket: Ticket) -> Future[Any] | None:
         """What a job waits for before it starts: pages of its prefix that are read from files. None

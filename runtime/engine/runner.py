@@ -86,7 +86,7 @@ class Runner:
         self.counters = Counters()
         self.steps = Steps()
         self.running: list[Ticket] = []
-        self.prefixes = Prefixes(context, store)
+        self.prefixes = Prefixes(context, store, vocab.eog)
         self.slots = Slots(n_parallel)
         self.n_ctx = context.n_ctx_seq
         self._context = context

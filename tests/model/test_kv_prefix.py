@@ -371,6 +371,24 @@ def test_the_lengths_of_a_prompt_that_are_kept(
     assert sorted(prompt_marks(begin, n_tokens, n_known, 32)) == marks
 
 
+@pytest.mark.parametrize(
+    ("n_slots", "messages", "marks"),
+    [
+        (4, [], [512, 1024, 1984, 1999]),
+        (5, [], [512, 1024, 1536, 1984, 1999]),
+        (99, [], [512, 1024, 1536, 1984, 1999]),
+        (5, [70, 300], [288, 512, 1024, 1984, 1999]),  # the last message first
+        (6, [70, 300], [64, 288, 512, 1024, 1984, 1999]),
+        (99, [1999, 300, 20], [288, 512, 1024, 1536, 1984, 1999]),
+    ],
+)
+def test_more_lengths_are_kept_while_there_are_slots(
+    n_slots: int, messages: list[int], marks: list[int]
+) -> None:
+    found = prompt_marks(0, 2000, 0, 32, messages=messages, n_slots=n_slots)
+    assert sorted(found) == marks
+
+
 def test_states_of_a_failed_step_are_forgotten() -> None:
     """There is no pool of pages: nodes have nothing but states."""
     w = World(0, n_kept=4)
@@ -397,6 +415,23 @@ def test_the_least_recently_used_state_is_evicted() -> None:
     assert w.find([1, 2, 7]).length == 3
     w.run(5, 6)
     assert [w.find([1, 2, last]).length for last in (7, 8, 9)] == [3, 0, 3]
+
+
+def test_the_state_that_saves_least_is_evicted() -> None:
+    w = World(0, n_seqs=1, n_kept=1)  # three slots
+    w.run(*range(1, 20))
+    for token in (30, 31, 32):
+        w.run(token)
+    assert w.find([*range(1, 20), 5]).length == 19  # the oldest, but of 19 tokens
+    assert [w.find([token, 5]).length for token in (30, 31, 32)] == [0, 1, 1]
+
+
+def test_a_valuable_state_that_nobody_uses_is_evicted_at_last() -> None:
+    w = World(0, n_seqs=1, n_kept=1)
+    w.run(*range(1, 10))
+    for token in range(30, 50):
+        w.run(token)
+    assert w.find([*range(1, 10), 5]).length == 0
 
 
 WORLDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from lamella.model.kv_restore import PageCache, Restorable
 from lamella.model.kv_sequence import KVPool, KVSequence
 from lamella.model.layer_memory import Window
 from lamella.model.page_store import PageStore
+from lamella.model.state_slots import SlotPool
 
 PAGE = 4
 TEXT = tuple(range(100, 200))
@@ -21,23 +23,43 @@ OTHER = tuple(range(200, 300))
 
 
 class Toy:
-    """Pools of 10 pages. A cell has a number for each token and its position."""
+    """Pools of 10 pages. A cell has a number for each token and its position.
 
-    def __init__(self, *windows: Window, limit: int | None = None) -> None:
-        pools = [PagePool(40, page_size=PAGE, window=window) for window in (None, *windows)]
-        self.pool = KVPool(40, pools, page_size=PAGE)
+    With `n_kept` there are slots, of which so many are for the tree. Their state is a number.
+    """
+
+    def __init__(
+        self,
+        *windows: Window,
+        limit: int | None = None,
+        n_kept: int | None = None,
+        state_bytes: int = 8,
+        has_full: bool = True,
+    ) -> None:
+        kinds = (None, *windows) if has_full else windows
+        pools = [PagePool(40, page_size=PAGE, window=window) for window in kinds]
+        slots = None if n_kept is None else SlotPool(1, n_kept)
+        self.state_bytes = state_bytes
+        self.marks: Sequence[int] = range(8, 40, 8)
+        self.states = np.zeros((2 + (n_kept or 0) + 1, state_bytes // 8), np.int64)
+        self.pool = KVPool(40, pools, page_size=PAGE, slots=slots)
         self.cells = [np.zeros(own.n_cells_total, np.int64) for own in pools]
         self.tree = PrefixTree(self.pool)
         self.store = PageStore(limit)
         self.cache = PageCache(self.pool, self.tree, self, self.store)
 
     def page_bytes(self, group: int) -> int:
-        return 8 * PAGE
+        return 8 * PAGE if group < len(self.cells) else self.state_bytes
 
     def read_page(self, group: int, page: int) -> Bytes:
+        if group == len(self.cells):
+            return np.array(self.states[page]).view(np.uint8)
         return self.cells[group].view(np.uint8)[32 * page : 32 * page + 32].copy()
 
     def write_page(self, group: int, page: int, data: Bytes) -> None:
+        if group == len(self.cells):
+            self.states[page] = data.view(np.int64)
+            return
         self.cells[group].view(np.uint8)[32 * page : 32 * page + 32] = data
 
     def content(self, tokens: Sequence[int]) -> np.ndarray:
@@ -47,16 +69,35 @@ class Toy:
         """Evaluate a prompt and leave it in the tree."""
         seq = self.pool.new_sequence()
         seq.append(len(tokens))
+        self.mark(seq, tokens)
         node = None
         for begin in range(0, len(tokens), chunk):
             end = min(begin + chunk, len(tokens))
             seq.prepare(begin, end)
             for cells, pages in zip(self.cells, seq.pages, strict=True):
                 cells[pages.cells(begin, end)] = self.content(tokens)[begin:end]
+            if seq.states is not None:
+                slots = seq.states.run(begin, end)
+                for token, (src, dst) in zip(tokens[begin:end], slots, strict=True):
+                    self.states[dst] = self.next_state(self.states[src] if src >= 0 else 0, token)
             node = self.tree.insert(
                 tokens[:end], seq, ended=end == len(tokens), after=node, in_flight=in_flight
             )
         seq.free()
+
+    def mark(self, seq: KVSequence, tokens: Sequence[int]) -> None:
+        if seq.states is not None:
+            seq.states.marks = frozenset({*self.marks, len(tokens) - 1})
+
+    def next_state(self, state: object, token: int) -> np.ndarray:
+        return np.asarray(state) * 3 + token
+
+    def evict_states(self) -> None:
+        """All states leave their slots, and no page leaves its pool."""
+        slots = self.pool.slots
+        assert slots is not None
+        for slot in slots.take(slots.n_free):
+            slots.drop(slot)
 
     def found(
         self, tokens: Sequence[int], identity: PrefixIdentity = PLAIN
@@ -84,6 +125,12 @@ class Toy:
         for cells, pages in zip(self.cells, seq.pages, strict=True):
             begin = 0 if pages.pool.window is None else pages.pool.window.begin(n)
             assert (cells[pages.cells(begin, n)] == self.content(tokens)[begin:n]).all()
+        if seq.states is not None:
+            state: object = 0
+            for token in tokens[:n]:
+                state = self.next_state(state, token)
+            assert seq.states.length == n
+            assert (self.states[seq.states.slot] == state).all()
 
 
 WINDOWS = [(), (Window(6),), (Window(3), Window(8, chunked=True))]
@@ -180,3 +227,69 @@ def test_forgotten_prefixes_leave_the_store() -> None:
     toy.cache.forget(TEXT[:34])
     assert toy.found(TEXT[:34]) == (0, None)
     assert toy.restored(OTHER[:34]) >= 32
+
+
+def test_states_come_back_with_their_pages() -> None:
+    toy = Toy(n_kept=2)
+    toy.compute(TEXT[:34])
+    toy.compute(OTHER[:34])
+    assert toy.restored(TEXT[:35]) == 32
+    assert toy.restored(OTHER[:34]) >= 32
+    assert toy.restored([*TEXT[:31], 7, 7, 7]) == 24  # where there is a state
+    assert toy.restored([*TEXT[:7], 7]) == 0
+    assert toy.restored([7, *TEXT[:30]]) == 0
+
+
+def test_a_state_without_pages_comes_back() -> None:
+    """Layers that have nothing but states."""
+    toy = Toy(has_full=False, n_kept=1)
+    toy.compute(TEXT[:34])
+    toy.compute(OTHER[:34])
+    assert toy.restored(TEXT[:34]) == 32
+    assert toy.restored([*TEXT[:20], 7]) == 16
+
+
+def test_pages_in_the_pool_need_their_state_only() -> None:
+    toy = Toy(n_kept=3)
+    toy.compute(TEXT[:30])
+    toy.evict_states()
+    n, found = toy.found(TEXT[:30])
+    assert (n, found and found.length) == (0, 24)
+    assert found is not None and [each.key.group for each in found.missing] == [1]
+    assert found.gain == 24
+    assert toy.restored(TEXT[:30]) == 24
+    assert toy.store.counts.n_restored == 24
+
+
+def test_the_states_that_save_most_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state has as many bytes as 32 tokens; two fit."""
+    toy = Toy(n_kept=4, state_bytes=32 * 8, limit=2 * (32 * 8 + 16))
+    monkeypatch.setattr(toy, "marks", (4, 28, 32, 36))
+    toy.compute(TEXT[:38])
+    toy.evict_states()
+    assert toy.store.counts.n_dropped == 2
+    found = [toy.found([*TEXT[:n], 7])[1] for n in (4, 28, 32, 36)]
+    # of 4 tokens each but for the second one, the latest ones stay
+    assert [each and each.length for each in found] == [None, 28, 28, 36]
+
+
+@pytest.mark.parametrize("limit", [400, 1500, None])
+@pytest.mark.parametrize("kinds", [(True, ()), (True, (Window(6),)), (False, ())])
+def test_random_prompts_with_states(
+    kinds: tuple[bool, Sequence[Window]], limit: int | None
+) -> None:
+    has_full, windows = kinds
+    toy = Toy(*windows, has_full=has_full, n_kept=2, limit=limit, state_bytes=64)
+    chance = random.Random(1)
+    n_restored = 0
+    for _ in range(150):
+        text = chance.choice([TEXT, OTHER])
+        tokens = [*text[: chance.randrange(1, 38)], *(chance.randrange(3) for _ in range(3))]
+        if chance.random() < 0.5:
+            n_restored += toy.restored(tokens)
+        else:
+            toy.compute(tokens[:40], chunk=chance.choice([3, 8, 20]))
+        assert limit is None or toy.store.n_bytes <= limit
+    assert n_restored > 100
+    slots = toy.pool.slots
+    assert slots is not None and slots.n_free == slots.n_pages and slots.n_keepable == 2

@@ -138,7 +138,9 @@ class Lives:
 
     def new(self) -> None:
         if len(self.live) < self.n_seqs:
-            self.live.append((self.pool.new_sequence(), []))
+            seq = self.pool.new_sequence()
+            states_of(seq).rolls = self.chance.choice([range(0), range(8, 1000, 4)])
+            self.live.append((seq, []))
 
     def begin_cached(self) -> None:
         if len(self.live) < self.n_seqs and self.cached:
@@ -198,6 +200,39 @@ class Lives:
                 assert self.contents[slot] == tokens[:length]
         for slot, wanted in self.cached.items():
             assert self.contents[slot] == wanted
+
+
+def test_the_latest_page_end_of_a_generation_is_kept() -> None:
+    pool = SlotPool(1, 5)
+    states = SequenceStates(pool)
+    states.rolls = range(8, 100, 4)
+    for n in range(14):
+        states.run(n, n + 1)
+        assert set(states.kept) == ({(n + 1) // 4 * 4} if n >= 7 else set())
+    assert pool.n_keepable == 4
+    # of guesses that came true
+    states.guess(14, 4)
+    states.run(14, 18)
+    states.truncate(17)
+    assert set(states.kept) == {16} and pool.n_keepable == 4
+    # and of others
+    states.guess(17, 3)
+    states.run(17, 20)
+    states.truncate(18)
+    assert set(states.kept) == {16} and pool.n_keepable == 4
+    (kept,) = states.take_kept(18)
+    assert kept.length == 16 and pool.n_keepable == 5
+    pool.drop(kept.slot)
+    states.truncate(0)
+    assert pool.n_free == pool.n_pages
+
+
+def test_without_slots_no_page_end_is_kept() -> None:
+    states = SequenceStates(SlotPool(1, 0))
+    states.rolls = range(4, 100, 4)
+    for n in range(9):
+        states.run(n, n + 1)
+    assert not states.kept
 
 
 def states_of(seq: KVSequence) -> SequenceStates:

@@ -9,7 +9,7 @@ import pytest
 from open_params import open_params
 from state_models import write_state_model
 
-from lamella.base.errors import RequestError, UnsupportedModelError
+from lamella.base.errors import UnsupportedModelError
 from lamella.cli.main import main
 from lamella.model import kv_groups
 from lamella.runtime.fit import plan_model
@@ -57,7 +57,7 @@ def test_plan_and_explain_show_the_states(path: Path, capsys: pytest.CaptureFixt
     line = "state: 2 layers (0, 2), 20 slots of 11.00 KiB, 231.00 KiB"
     text = " ".join(capsys.readouterr().out.split())
     assert line in text
-    assert "prompts that leave the context" not in text
+    assert "for prompts that leave the context (-cram)" in text
     assert main(["explain", *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert line in lines
@@ -68,13 +68,8 @@ def test_plan_and_explain_show_the_states(path: Path, capsys: pytest.CaptureFixt
     assert [group["n_slots"] for group in groups] == [0, 20]
 
 
-def test_what_models_with_states_cannot_do(path: Path, tmp_path: Path) -> None:
+def test_what_models_with_states_cannot_do(path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="embeddings of 'qwen35' are not supported"):
         open_embedding(CPU.change(path=path, embeddings=True))
-    with pytest.raises(RequestError, match=r"prompt_cache_dir: .* with states"):
-        open_instance(CPU.change(path=path, prompt_cache_dir=str(tmp_path)))
-    plan = plan_model(CPU.change(path=path, cache_ram=64))
-    assert plan.params.cache.cache_ram == 0
-    assert any("-cram has no effect" in note for note in plan.notes)
     with pytest.raises(UnsupportedModelError, match="draft_model: its layers keep states"):
         plan_model(CPU.change(path=path, draft_model=str(path)))

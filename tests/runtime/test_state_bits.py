@@ -90,6 +90,17 @@ def test_a_conversation_evaluates_only_what_is_new(models: dict[str, Path], arch
             tokens += [*answer, 5 + turn, 77, 13]
 
 
+def test_an_edited_message_reuses_those_before_it(models: dict[str, Path]) -> None:
+    with open_instance(opened(models["qwen35"])) as instance:
+        end = next(iter(instance.vocab.eog))
+        first = [*PROMPT[:40], end, *PROMPT[40:]]
+        other = [*first[:41], 9, 8, 7, *PROMPT[40:]]
+        assert run(instance, first)[0] == 0
+        n_cached, _, probs = run(instance, other)
+        assert n_cached == 32  # the page's end before the end of the message
+        assert probs == run(instance, other, cache_prompt=False)[2]
+
+
 @pytest.mark.parametrize("arch", KEYS)
 def test_a_shifted_context_has_the_bits_of_its_new_prompt(
     models: dict[str, Path], arch: str
