@@ -1,8 +1,8 @@
 """The order in which a cache loses its entries: the least valuable first.
 
 An entry has a worth, and a rank: its worth plus the clock at its last use. The entry of the lowest
-rank leaves, and the clock moves on to that rank. So worthless entries leave soon, and valuable
-ones too if nobody uses them. Entries of equal worth leave in the order of their last use. This is
+rank leaves, and the clock moves on to that rank. So entries of little worth leave soon, and others
+later unless they are used. Entries of equal worth leave in the order of their last use. This is
 GreedyDual-Size (Cao and Irani, USENIX Symposium on Internet Technologies and Systems 1997).
 
 Not thread-safe. Tested by tests/model/test_aging.py.
