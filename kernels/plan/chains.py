@@ -122,6 +122,36 @@ class BiasedMatMul(NodeChain):
         return self.last, *self.product.src, self.add.src[1]
 
 
+def conv_sources(conv: Tensor) -> tuple[Tensor, ...]:
+    """The tensors of a kernel of SSM_CONV: states, slots, x, weights, the bias if there is one.
+
+    The kernel writes the states.
+    """
+    x, w, states, slots, *bias = conv.src
+    return states, slots, x, w, *bias
+
+
+@dataclass(frozen=True, slots=True)
+class ConvUnary(NodeChain):
+    """`unary` = a function of `conv`, an SSM_CONV."""
+
+    conv: Tensor
+    unary: Tensor
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return self.conv, self.unary
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The result, then `conv_sources`."""
+        return self.unary, *conv_sources(self.conv)
+
+    @property
+    def n_written(self) -> int:
+        return 2
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSetRows(NodeChain):
     """`set_rows` writes the heads that `rope` rotated: a row for each token."""
@@ -250,6 +280,13 @@ def _match_biased_unary(unary: Tensor, uses: _Uses) -> BiasedMatMul | None:
     return None if chain is None else BiasedMatMul(chain.product, add, unary)
 
 
+def _match_conv_unary(unary: Tensor, uses: _Uses) -> ConvUnary | None:
+    conv = unary.src[0]
+    if conv.op is not Op.SSM_CONV or not uses.is_inner(conv) or not unary.has_contiguous_rows:
+        return None
+    return ConvUnary(conv, unary)
+
+
 def _match_rope_set_rows(set_rows: Tensor, uses: _Uses) -> RopeSetRows | None:
     rows = set_rows.src[0]
     if rows.op is not Op.RESHAPE or not uses.is_inner(rows):
@@ -279,7 +316,7 @@ def _match_gate_up(glu: Tensor, uses: _Uses) -> GateUp | None:
 _MATCHES: Final[dict[Op, Sequence[Callable[[Tensor, _Uses], NodeChain | None]]]] = {
     Op.MUL: (_match_add_norm_mul, _match_norm_mul),
     Op.ADD: (_match_add_norm_mul_add, _match_norm_mul_add, _match_biased),
-    Op.UNARY: (_match_biased_unary,),
+    Op.UNARY: (_match_biased_unary, _match_conv_unary),
     Op.SET_ROWS: (_match_rope_set_rows,),
     Op.GLU: (_match_gate_up,),
 }

@@ -61,6 +61,7 @@ def delta(d: int, n_k: int, n_v: int, *, interleaved: bool, n: int = N_TOKENS) -
 # the makers, and the size of a state
 RECURRENCES: Final[dict[str, tuple[Make, int]]] = {
     "ssm_conv 4": (conv(150, 4, bias=False), 3 * 150),
+    "ssm_conv 4 bias": (conv(1072, 4, bias=True), 3 * 1072),  # several blocks of channels
     "ssm_conv 3 bias": (conv(37, 3, bias=True), 2 * 37),
     "ssm_conv 2": (conv(16, 2, bias=False), 16),
     "ssm_scan heads": (scan(64, 4, 16, 2, d=True), 64 * 4 * 16),

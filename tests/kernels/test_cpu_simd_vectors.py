@@ -303,6 +303,27 @@ def test_stores_of_parts_do_not_write_past_their_end(name: str, dtype: npt.DType
         assert (memory[used:] == 77).all()
 
 
+@pytest.mark.parametrize("stride", [5, 4, 7])
+def test_columns_of_rows(stride: int) -> None:
+    x, width = normal(stride * (LANES - 1) + 4), LANES + 3
+    rows = np.lib.stride_tricks.sliding_window_view(x, 4)[::stride]
+    result = np.zeros(4 * width, np.float32)
+
+    def transpose(x, to, stride, width):  # type: ignore[no-untyped-def]
+        access.transpose_f32x4(x, 4 * stride, to, 4 * width)
+
+    def load(x, to, stride, width):  # type: ignore[no-untyped-def]
+        for i in range(4):
+            access.store_f32x16(to + 4 * width * i, access.load_f32_column(x + 4 * i, 4 * stride))
+
+    for copy in (transpose, load):
+        result[:] = 0
+        run(copy, x, result, stride, width)
+        found = result.reshape(4, width)
+        np.testing.assert_array_equal(found[:, :LANES], rows.T)
+        assert (found[:, LANES:] == 0).all()
+
+
 # --- lanes ---
 
 

@@ -1,5 +1,5 @@
-"""Fused chains of norms, sums and rope: they have the bits of single kernels. Also chains not
-fused."""
+"""Fused chains of norms, sums, convolutions and rope: they have the bits of single kernels. Also
+chains that are not fused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cuda_grid import needs_compiler
 from reference_run import data, each_type, ids, leaf, located, normal
 
 from lamella.base.errors import BackendError
-from lamella.graph import GGMLType, RopeMode, Tensor, ops
+from lamella.graph import GGMLType, RopeMode, Tensor, UnaryOp, ops
 from lamella.kernels.cuda.ops import heads, rope
 
 CACHES = (*FLOATS, *(GGMLType[f"Q{name}"] for name in ("4_0", "4_1", "5_0", "5_1", "8_0")))
@@ -158,6 +158,41 @@ def test_a_sum_of_other_shapes_is_not_fused(on: Backend) -> None:
     total = ops.add(x, leaf(normal(1, 32)))
     product = ops.mul(ops.rms_norm(total, 1e-5), weight)
     assert run(on, product, total) == ["add_float", "rms_norm_mul_f32"]
+
+
+# --- a convolution and its activation ---
+
+SLOTS = [[-1, 1], [1, 1], [3, 2], [1, 4], [3, 3]]
+
+
+def convolution(n: int, n_taps: int, biased: bool) -> Tensor:
+    """A convolution of five tokens."""
+    x, w, states = normal(5, n), normal(n, n_taps, seed=1), normal(6, n * (n_taps - 1), seed=2)
+    bias = [leaf(normal(n, seed=3))] if biased else []
+    return ops.ssm_conv(leaf(x), leaf(w), leaf(states), ids(SLOTS), *bias)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "n_taps"), [(1072, 4), (150, 4), (48, 3)])
+def test_a_convolution_and_silu(n: int, n_taps: int, biased: bool) -> None:
+    states: list[Tensor] = []
+
+    def make() -> list[Tensor]:
+        conv = convolution(n, n_taps, biased)
+        states.append(conv.src[2])
+        return [ops.silu(conv)]
+
+    assert_same_bits(CPU, make, "ssm_conv_f32")
+    assert len({data(t).tobytes() for t in states}) == 1
+
+
+def test_convolutions_that_are_not_fused() -> None:
+    conv = convolution(48, 4, False)
+    assert run(CPU, ops.unary(conv, UnaryOp.TANH)) == ["ssm_conv_f32", "tanh_float"]
+    conv = convolution(48, 4, False)
+    assert run(CPU, ops.silu(conv), conv.set_output()) == ["ssm_conv_f32", "silu_float"]
+    conv = convolution(48, 4, False)
+    assert run(CPU, ops.silu(conv), ops.sqr(conv))[:2] == ["ssm_conv_f32", "silu_float"]
 
 
 # --- rope into a cache ---

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ....graph.op import DeltaParams, Op
+from ....graph.op import DeltaParams, Op, UnaryOp, UnaryParams
 from ....graph.tensor import Tensor, params_of
+from ...plan.chains import ConvUnary, conv_sources
 from ...plan.node_params import STATE_COLUMNS, has_head_decay
 from ..compiler.jit import kernel
 from ..params import data, fail, first_of, int_param, nb, ne, row_at, work
@@ -20,19 +21,21 @@ from ..simd.calls import inlined
 from ..simd.functions import vexp
 from ..simd.memory import (
     load_f32,
+    load_f32_column,
     load_f32_part,
     load_f32x16,
     load_i32,
     store_f32,
     store_f32_part,
     store_f32x16,
+    transpose_f32x4,
 )
 from ..simd.vectors import LANES, fma, splat, zero
-from ..table import CpuCall, implements
-from .activations import softplus
+from ..table import SMALL, CpuCall, fuses, implements
+from .activations import silu, softplus
 from .matrix import SMALL_WORK
 
-CHANNELS: Final = 128  # channels that a thread convolves at a time
+CHANNELS: Final = 512  # channels that a thread convolves at a time
 
 
 # --- slots ---
@@ -84,36 +87,56 @@ def _state_before(p, i, t, offset, size):
 
 # --- convolution ---
 
-CONV_STATES: Final = 3  # the number of the states among a kernel's tensors
+CONV_STATES: Final = 1  # the number of the states among a kernel's tensors
 
 
 @kernel
 def ssm_conv_f32(p, ith, nth):
-    """Parameter 0 is 1 if there is a bias. Scratch memory has the taps of a block's channels."""
-    n_channels, n_taps, n_tokens, taps = ne(p, 0, 0), ne(p, 2, 0), ne(p, 0, 1), work(p, ith)
-    w, w_stride = data(p, 2), nb(p, 2, 1)
-    blocks = (n_channels + CHANNELS - 1) // CHANNELS
+    """Tensors: the result, the states, their slots, x, the weights, the bias if parameter 0 is 1.
+
+    Parameter 1 is 1 if SiLU follows. Scratch memory has the taps of a block's channels.
+    """
+    n_channels, taps = ne(p, 0, 0), work(p, ith)
+    lines = (n_channels + LANES - 1) // LANES
     if _are_slots(p, CONV_STATES):
-        for i in range(first_of(blocks, ith, nth), first_of(blocks, ith + 1, nth)):
-            first = CHANNELS * i
-            n = min(CHANNELS, n_channels - first)
-            for c in range(n):
-                for k in range(n_taps):
-                    tap = load_f32(w + (first + c) * w_stride + 4 * k)
-                    store_f32(taps + 4 * (CHANNELS * k + c), tap)
-            for t in range(n_tokens):
+        end = min(n_channels, LANES * first_of(lines, ith + 1, nth))
+        for first in range(LANES * first_of(lines, ith, nth), end, CHANNELS):
+            n = min(CHANNELS, end - first)
+            _load_taps(p, first, n, taps)
+            for t in range(ne(p, 0, 1)):
                 _convolve(p, t, first, n, taps)
+
+
+@inlined
+def _load_taps(p, first, n, taps):
+    """Transpose the taps of the n channels from `first` on: those of the oldest column first."""
+    n_taps, stride = ne(p, 4, 0), nb(p, 4, 1)
+    for c in range(0, n, LANES):
+        w = row_at(p, 4, first + c, 0, 0)
+        if n_taps == 4 and n - c >= LANES:
+            transpose_f32x4(w, stride, taps + 4 * c, 4 * CHANNELS)
+            continue
+        for k in range(n_taps):
+            to = taps + 4 * (CHANNELS * k + c)
+            if n - c >= LANES:
+                store_f32x16(to, load_f32_column(w + 4 * k, stride))
+            else:
+                for i in range(n - c):
+                    store_f32(to + 4 * i, load_f32(w + stride * i + 4 * k))
 
 
 @inlined
 def _convolve(p, t, first, n, taps):
     """The results of token t for the n channels from `first` on, and their new state."""
-    n_taps, row, offset = ne(p, 2, 0), 4 * ne(p, 0, 0), 4 * first
+    n_taps, row, offset = ne(p, 4, 0), 4 * ne(p, 0, 0), 4 * first
     slot = _slot_before(p, CONV_STATES, t)
     before = _state(p, CONV_STATES, slot, offset)
     after = _state(p, CONV_STATES, _slot_after(p, CONV_STATES, t), offset)
-    x, out = row_at(p, 1, t, 0, 0) + offset, row_at(p, 0, t, 0, 0) + offset
+    x, out = row_at(p, 3, t, 0, 0) + offset, row_at(p, 0, t, 0, 0) + offset
     bias = data(p, 5) + offset if int_param(p, 0) else 0
+    if n_taps == 4 and slot >= 0 and n % LANES == 0:
+        _convolve_4(p, before, after, row, x, n, taps, bias, out)
+        return
     for c in range(0, 4 * n, 4 * LANES):
         left, y = n - c // 4, zero()
         for k in range(n_taps - 1):
@@ -127,14 +150,50 @@ def _convolve(p, t, first, n, taps):
         y = fma(load_f32x16(taps + 4 * CHANNELS * (n_taps - 1) + c), column, y)
         if bias != 0:
             y = y + load_f32_part(bias + c, left)
-        store_f32_part(out + c, y, left)
+        store_f32_part(out + c, silu(y) if int_param(p, 1) else y, left)
+
+
+@inlined
+def _convolve_4(p, before, after, row, x, n, taps, bias, out):
+    """The usual number of taps, for whole vectors and a state that is not zeros."""
+    for c in range(0, 4 * n, 4 * LANES):
+        # loads first: a load waits for a store whose address has the same low bits
+        x0, x1 = load_f32x16(before + c), load_f32x16(before + row + c)
+        x2, x3 = load_f32x16(before + 2 * row + c), load_f32x16(x + c)
+        store_f32x16(after + c, x1)
+        store_f32x16(after + row + c, x2)
+        store_f32x16(after + 2 * row + c, x3)
+        y = fma(load_f32x16(taps + c), x0, zero())
+        y = fma(load_f32x16(taps + 4 * CHANNELS + c), x1, y)
+        y = fma(load_f32x16(taps + 8 * CHANNELS + c), x2, y)
+        y = fma(load_f32x16(taps + 12 * CHANNELS + c), x3, y)
+        if bias != 0:
+            y = y + load_f32x16(bias + c)
+        store_f32x16(out + c, silu(y) if int_param(p, 1) else y)
 
 
 @implements(Op.SSM_CONV)
 def _ssm_conv(node: Tensor) -> Sequence[CpuCall]:
-    n_taps = node.src[1].ne[0]
-    small = node.n_elements * n_taps < SMALL_WORK
-    return [CpuCall(ssm_conv_f32, (len(node.src) > 4,), small, work=4 * CHANNELS * n_taps)]
+    return [_conv_call(node, (node, *conv_sources(node)), False)]
+
+
+@fuses(ConvUnary)
+def _conv_silu(chain: ConvUnary) -> Sequence[CpuCall] | None:
+    if params_of(chain.unary, UnaryParams).op is not UnaryOp.SILU:
+        return None
+    return [_conv_call(chain.conv, chain.tensors, True)]
+
+
+def _conv_call(conv: Tensor, tensors: Sequence[Tensor], is_silu: bool) -> CpuCall:
+    n_taps, is_biased = conv.src[1].ne[0], len(conv.src) > 4
+    return CpuCall(
+        ssm_conv_f32,
+        (is_biased, is_silu),
+        one_thread=conv.n_elements * n_taps < SMALL,
+        work=4 * CHANNELS * n_taps,
+        tensors=tensors,
+        n_written=2,
+    )
 
 
 # --- selective scan ---
