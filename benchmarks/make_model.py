@@ -31,7 +31,8 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES
 from rich.console import Console
 from rich.progress import Progress
-from shapes import SHAPES, Shape, tensors, write_sizes
+from shape_keys import write_sizes
+from shapes import SHAPES, Shape, tensors
 from weight_types import TYPES, WEIGHTS, Mix, Type, type_of
 
 from lamella.graph.types import GGMLType
@@ -240,8 +241,11 @@ def _write_tensors(
     total = sum(int(np.prod(ne)) for _, ne, _ in todo)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
-        for i, (_, ne, kind) in enumerate(todo):
-            writer.write_tensor_data(data_of(ne, kind, np.random.default_rng([seed, i])))
+        for i, (tensor, ne, kind) in enumerate(todo):
+            data = data_of(ne, kind, np.random.default_rng([seed, i]))
+            if tensor.endswith("ssm_a"):  # a state must decay
+                data = (-data.view(np.float32)).view(np.uint8)
+            writer.write_tensor_data(data)
             bar.advance(task, float(np.prod(ne)))
 
 

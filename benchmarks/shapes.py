@@ -1,7 +1,7 @@
-"""Shapes of random models: sizes, tensors and metadata of each architecture that is measured.
+"""Shapes of random models: sizes and tensors of each architecture that is measured.
 
-A shape does not know its weights or types. make_model.py writes its file, and is tested with it by
-tests/model/test_make_model.py.
+A shape does not know its weights or types. shape_keys.py has its metadata, make_model.py writes its
+file; both are tested by tests/model/test_make_model.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,30 @@ PHI3_ORIGINAL_CTX: Final = 4096  # tokens; up to here, phi3 divides its angles b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Sizes of a gated delta net: heads of `d_state` elements, and the width of its convolution.
+
+    Every `interval`-th layer has attention instead.
+    """
+
+    n_key_head: int
+    n_head: int
+    d_state: int = 128
+    n_conv: int = 4
+    interval: int = 4
+
+    @property
+    def d_inner(self) -> int:
+        return self.d_state * self.n_head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Sizes of a model. With experts, `n_ff` is the size of one. `n_swa` is the window.
 
-    With latent attention, `kv_lora_rank` is the size of a row without its `n_rot` rotated elements,
-    `n_embd_head` the size of a query. The first layer has no experts, but a width of `n_ff_dense`.
+    `n_rot` elements of a head are rotated; 0: all. With latent attention, `kv_lora_rank` is the
+    size of a row without these, `n_embd_head` the size of a query. The first layer has no experts,
+    but a width of `n_ff_dense`.
     """
 
     arch: str = "llama"
@@ -42,6 +61,7 @@ class Shape:
     n_ff_dense: int = 0
     kv_lora_rank: int = 0
     n_rot: int = 0
+    delta: DeltaNet | None = None
     tied: bool = False  # True: the output weights are the embeddings
     pooling: gguf.PoolingType = gguf.PoolingType.NONE  # of an embedding model
 
@@ -69,6 +89,18 @@ _GPT_OSS: Final = Shape(
     n_expert_used=4,
 )
 _1B: Final = Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8)
+_QWEN35: Final = Shape(
+    arch="qwen35",
+    n_embd=2560,
+    n_ff=9216,
+    n_layer=32,
+    n_ctx=32768,
+    n_head=16,
+    n_head_kv=4,
+    n_embd_head=256,
+    n_rot=64,
+    delta=DeltaNet(n_key_head=16, n_head=32),
+)
 _BERT: Final = Shape(
     arch="bert",
     n_embd=768,
@@ -145,6 +177,17 @@ SHAPES: Final = {
         n_expert_used=6,
         n_expert_shared=2,
     ),
+    # as Qwen3.5-4B; and a smaller one
+    "qwen35-4b": replace(_QWEN35, n_vocab=248_320, n_ctx=262144, tied=True),
+    "qwen35-1b": replace(
+        _QWEN35,
+        n_embd=1536,
+        n_ff=4608,
+        n_layer=24,
+        n_head=8,
+        n_head_kv=2,
+        delta=DeltaNet(n_key_head=16, n_head=16),
+    ),
     "bge-small": replace(_BERT, n_embd=384, n_ff=1536),
     "bge-base": _BERT,
     "bge-large": replace(_BERT, n_embd=1024, n_ff=4096, n_layer=24, n_head=16, n_head_kv=16),
@@ -191,8 +234,7 @@ def tensors(shape: Shape) -> Iterator[Named]:
         for factors in ("long", "short"):
             yield f"rope_factors_{factors}.weight", (shape.head_dim // 2,)
     for il in range(shape.n_layer):
-        attention = _latent_attention if shape.kv_lora_rank else _attention
-        for name, ne in (*attention(shape), *_feed_forward(shape, il)):
+        for name, ne in (*_mixer(shape, il), *_feed_forward(shape, il)):
             yield f"blk.{il}.{name}", ne
     yield "output_norm.weight", (shape.n_embd,)
     if not shape.tied:
@@ -225,6 +267,27 @@ def _norm(name: str, n: int) -> Iterator[Named]:
     yield f"{name}.bias", (n,)
 
 
+def _mixer(shape: Shape, il: int) -> Iterator[Named]:
+    """The tensors of what mixes tokens in layer `il`."""
+    if shape.delta is not None and (il + 1) % shape.delta.interval:
+        return _delta_net(shape.n_embd, shape.delta)
+    return _latent_attention(shape) if shape.kv_lora_rank else _attention(shape)
+
+
+def _delta_net(n_embd: int, delta: DeltaNet) -> Iterator[Named]:
+    n_channels = delta.d_inner + 2 * delta.d_state * delta.n_key_head
+    yield "attn_norm.weight", (n_embd,)
+    yield "attn_qkv.weight", (n_embd, n_channels)
+    yield "attn_gate.weight", (n_embd, delta.d_inner)
+    yield "ssm_conv1d.weight", (delta.n_conv, n_channels)
+    yield "ssm_dt.bias", (delta.n_head,)
+    yield "ssm_a", (delta.n_head,)
+    yield "ssm_beta.weight", (n_embd, delta.n_head)
+    yield "ssm_alpha.weight", (n_embd, delta.n_head)
+    yield "ssm_norm.weight", (delta.d_state,)
+    yield "ssm_out.weight", (delta.d_inner, n_embd)
+
+
 def _attention(shape: Shape) -> Iterator[Named]:
     n_embd, head_dim = shape.n_embd, shape.head_dim
     n_q, n_kv = head_dim * shape.n_head, head_dim * shape.n_head_kv
@@ -232,11 +295,12 @@ def _attention(shape: Shape) -> Iterator[Named]:
     if shape.arch == "phi3":
         yield "attn_qkv.weight", (n_embd, n_q + 2 * n_kv)
     else:
-        yield "attn_q.weight", (n_embd, n_q)
+        n_gate = n_q if shape.arch == "qwen35" else 0
+        yield "attn_q.weight", (n_embd, n_q + n_gate)
         yield "attn_k.weight", (n_embd, n_kv)
         yield "attn_v.weight", (n_embd, n_kv)
     yield "attn_output.weight", (n_q, n_embd)
-    if shape.arch in ("gemma3", "gemma-embedding", "qwen3"):
+    if shape.arch in ("gemma3", "gemma-embedding", "qwen3", "qwen35"):
         yield "attn_q_norm.weight", (head_dim,)
         yield "attn_k_norm.weight", (head_dim,)
     if shape.arch in ("gemma3", "gemma-embedding"):
@@ -262,7 +326,7 @@ def _latent_attention(shape: Shape) -> Iterator[Named]:
 def _feed_forward(shape: Shape, il: int) -> Iterator[Named]:
     is_dense = shape.n_ff_dense > 0 and il == 0
     n_embd, n_ff = shape.n_embd, shape.n_ff_dense if is_dense else shape.n_ff
-    norm = "post_attention_norm" if shape.arch == "gpt-oss" else "ffn_norm"
+    norm = "post_attention_norm" if shape.arch in ("gpt-oss", "qwen35") else "ffn_norm"
     yield f"{norm}.weight", (n_embd,)
     matrices = {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
     if shape.arch == "phi3":
@@ -289,78 +353,3 @@ def _experts(shape: Shape, matrices: dict[str, tuple[int, int]]) -> Iterator[Nam
         for name, (n_in, n_out) in matrices.items():
             ne = (n_shared, n_out) if name == "ffn_down" else (n_in, n_shared)
             yield f"{name}_shexp.weight", ne
-
-
-# --- metadata ---
-
-
-def write_sizes(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """Write the keys of the sizes and those that only the architecture has."""
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff_dense or shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    if shape.kv_lora_rank:
-        _write_latent(writer, shape)
-    elif shape.n_embd_head:
-        writer.add_key_length(shape.n_embd_head)
-        writer.add_value_length(shape.n_embd_head)
-    if shape.n_expert:
-        writer.add_expert_count(shape.n_expert)
-        writer.add_expert_used_count(shape.n_expert_used)
-    if shape.n_swa:
-        writer.add_sliding_window(shape.n_swa)
-    writer.add_vocab_size(shape.n_vocab)
-    if shape.pooling is not gguf.PoolingType.NONE:
-        writer.add_pooling_type(shape.pooling)
-    if shape.is_bert:
-        writer.add_layer_norm_eps(1e-12)
-        writer.add_causal_attention(False)
-        writer.add_token_type_count(N_TOKEN_TYPES)
-    else:
-        writer.add_layer_norm_rms_eps(1e-5)
-    if shape.arch != "bert":
-        writer.add_rope_dimension_count(shape.n_rot or shape.head_dim)
-        _write_keys(writer, shape)
-
-
-def _write_latent(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """Write the keys of latent attention and of its experts."""
-    writer.add_kv_lora_rank(shape.kv_lora_rank)
-    writer.add_key_length(shape.kv_lora_rank + shape.n_rot)
-    writer.add_value_length(shape.kv_lora_rank)
-    writer.add_key_length_mla(shape.head_dim)
-    writer.add_value_length_mla(shape.head_dim - shape.n_rot)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_feed_forward_length(shape.n_ff)
-    writer.add_expert_shared_count(shape.n_expert_shared)
-
-
-def _write_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """Write the keys of an architecture, with the values of the published model."""
-    freq_base = {
-        "gemma3": 1e6,
-        "gemma-embedding": 1e6,
-        "gpt-oss": 150_000.0,
-        "granite": 1e7,
-        "nomic-bert": 1000.0,
-        "qwen3": 1e6,
-    }
-    writer.add_rope_freq_base(freq_base.get(shape.arch, 10_000.0))
-    if shape.arch in ("gemma3", "gemma-embedding"):
-        writer.add_rope_freq_base_swa(10_000.0)
-    elif shape.arch == "phi3":
-        writer.add_rope_scaling_orig_ctx_len(PHI3_ORIGINAL_CTX)
-        writer.add_rope_scaling_attn_factors(1.19)
-    elif shape.arch == "granite":
-        writer.add_embedding_scale(12.0)
-        writer.add_residual_scale(0.22)
-        writer.add_attention_scale(1 / shape.head_dim)
-        writer.add_logit_scale(8.0)
-    elif shape.arch == "gpt-oss":
-        writer.add_expert_feed_forward_length(shape.n_ff)
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(32.0)
-        writer.add_rope_scaling_orig_ctx_len(4096)

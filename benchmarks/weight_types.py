@@ -32,7 +32,12 @@ FALLBACKS: Final = {
     Type.IQ4_NL: Type.F16,
 }
 # matrices that converters write as F32
-FLOATS: Final = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+FLOATS: Final = (
+    "ffn_gate_inp.weight",
+    "position_embd.weight",
+    "token_types.weight",
+    "ssm_conv1d.weight",
+)
 
 
 # --- mixes (llama-quant.cpp, llama_tensor_get_type_impl, without an importance matrix) ---

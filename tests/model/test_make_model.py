@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import quants
 from make_model import data_of, vocabulary, write_model
-from shapes import SHAPES, Shape, tensors
+from shapes import SHAPES, DeltaNet, Shape, tensors
 from weight_types import FLOATS, TYPES, WEIGHTS, Type, type_of
 
 from lamella.base.errors import ModelFileError
@@ -39,6 +39,10 @@ def test_models_open_and_decode(type: Type, tmp_path: Path) -> None:
         assert vocab.n_tokens == SMALL.n_vocab
         assert vocab.detokenize(vocab.tokenize("a bc\n", add_special=False)) == "a bc\n"
         assert (vocab.bos, vocab.eos) == (1, 2)
+    assert_decodes(path)
+
+
+def assert_decodes(path: Path) -> None:
     model = load_model(path, Placement(cpu=CpuDevice(1), devices=()))
     with Context(model, ContextParams(n_ctx=64)) as context:
         seq = context.pool.new_sequence()
@@ -82,6 +86,19 @@ def test_latent_attention(tmp_path: Path) -> None:
     assert [layer.head_dim_k for layer in model.hp.layers] == [96, 96]
     assert model.hp.n_expert == 16
     model.free()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_delta_nets(tied: bool, tmp_path: Path) -> None:
+    path, large = tmp_path / "model.gguf", SHAPES["qwen35-4b"]
+    small = replace(large, n_embd=256, n_ff=288, n_layer=4, n_vocab=512, n_ctx=64, tied=tied)
+    small = replace(small, n_head=4, n_head_kv=2, n_embd_head=64, n_rot=64)
+    small = replace(small, delta=DeltaNet(n_key_head=2, n_head=4, d_state=32))
+    assert write_model(small, Type.Q4_0, path) == []
+    with open_gguf(path) as file:
+        assert "blk.2.ssm_a" in file.tensors and "blk.3.attn_q.weight" in file.tensors
+        assert file.tensors["blk.0.ssm_conv1d.weight"].type.name == "F32"
+    assert_decodes(path)
 
 
 def test_models_with_experts(tmp_path: Path) -> None:
@@ -168,9 +185,10 @@ def test_shapes_match_their_names() -> None:
     }
     experts = {"8x7b": 46702, "gpt-oss-3b": 3477, "moe-3b": 3475, "deepseek2-1b": 1398}
     others = {"gemma3-1b": 734, "phi3-1b": 1004, "granite-1b": 1038}
+    hybrids = {"qwen35-1b": 958, "qwen35-4b": 4205}
     encoders = {"bge-small": 33, "bge-base": 108, "bge-large": 334, "nomic": 136}
     others |= {"qwen3-embedding-0.6b": 473, "embeddinggemma-300m": 126}
-    assert millions == dense | experts | others | encoders
+    assert millions == dense | experts | others | hybrids | encoders
     assert all(shape.n_embd % shape.n_head == 0 for shape in SHAPES.values())
 
 
@@ -217,4 +235,4 @@ def test_encoders_have_the_special_tokens_of_bert(tmp_path: Path) -> None:
         tokens = file.metadata.strings("tokenizer.ggml.tokens")
         assert len(tokens) == len(set(tokens)) == SHAPES["bge-small"].n_vocab
         assert tokens[100:104] == ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        assert {file.tensors[name].type.name for name in FLOATS[1:]} == {"F32"}
+        assert {file.tensors[name].type.name for name in FLOATS[1:3]} == {"F32"}
