@@ -85,6 +85,26 @@ def _state_before(p, i, t, offset, size):
     return begin
 
 
+# --- weights ---
+
+
+@inlined
+def _transpose(x, stride, n, m, to, to_stride):
+    """Copy `n` rows of `m` floats, `stride` bytes apart, as `m` rows of `n`."""
+    for i in range(0, n, LANES):
+        for j in range(0, m, 4):
+            at, out = x + stride * i + 4 * j, to + to_stride * j + 4 * i
+            if n - i < LANES:
+                for k in range(min(4, m - j)):
+                    for r in range(n - i):
+                        store_f32(out + to_stride * k + 4 * r, load_f32(at + stride * r + 4 * k))
+            elif m - j >= 4:
+                transpose_f32x4(at, stride, out, to_stride)
+            else:
+                for k in range(m - j):
+                    store_f32x16(out + to_stride * k, load_f32_column(at + 4 * k, stride))
+
+
 # --- convolution ---
 
 CONV_STATES: Final = 1  # the number of the states among a kernel's tensors
@@ -96,33 +116,15 @@ def ssm_conv_f32(p, ith, nth):
 
     Parameter 1 is 1 if SiLU follows. Scratch memory has the taps of a block's channels.
     """
-    n_channels, taps = ne(p, 0, 0), work(p, ith)
+    n_channels, n_taps, taps = ne(p, 0, 0), ne(p, 4, 0), work(p, ith)
     lines = (n_channels + LANES - 1) // LANES
     if _are_slots(p, CONV_STATES):
         end = min(n_channels, LANES * first_of(lines, ith + 1, nth))
         for first in range(LANES * first_of(lines, ith, nth), end, CHANNELS):
             n = min(CHANNELS, end - first)
-            _load_taps(p, first, n, taps)
+            _transpose(row_at(p, 4, first, 0, 0), nb(p, 4, 1), n, n_taps, taps, 4 * CHANNELS)
             for t in range(ne(p, 0, 1)):
                 _convolve(p, t, first, n, taps)
-
-
-@inlined
-def _load_taps(p, first, n, taps):
-    """Transpose the taps of the n channels from `first` on: those of the oldest column first."""
-    n_taps, stride = ne(p, 4, 0), nb(p, 4, 1)
-    for c in range(0, n, LANES):
-        w = row_at(p, 4, first + c, 0, 0)
-        if n_taps == 4 and n - c >= LANES:
-            transpose_f32x4(w, stride, taps + 4 * c, 4 * CHANNELS)
-            continue
-        for k in range(n_taps):
-            to = taps + 4 * (CHANNELS * k + c)
-            if n - c >= LANES:
-                store_f32x16(to, load_f32_column(w + 4 * k, stride))
-            else:
-                for i in range(n - c):
-                    store_f32(to + 4 * i, load_f32(w + stride * i + 4 * k))
 
 
 @inlined
@@ -264,10 +266,7 @@ def ssm_scan_channels_f32(p, ith, nth):
         for i in range(first_of(blocks, ith, nth), first_of(blocks, ith + 1, nth)):
             first = STATE_COLUMNS * i
             n = min(STATE_COLUMNS, n_head - first)
-            for h in range(n):
-                row = row_at(p, 3, first + h, 0, 0)
-                for j in range(d_state):
-                    store_f32(a + 4 * (STATE_COLUMNS * j + h), load_f32(row + 4 * j))
+            _transpose(row_at(p, 3, first, 0, 0), nb(p, 3, 1), n, d_state, a, 4 * STATE_COLUMNS)
             for t in range(ne(p, 0, 2)):
                 for h in range(0, n, LANES):
                     offset = 4 * (d_state * first + h)
