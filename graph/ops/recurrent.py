@@ -123,11 +123,13 @@ def gated_delta_net(
 
         S *= exp(g);  S += k (outer) beta * (v - S^T k);  result = S^T q
 
+    A head has one decay, or one for each row of S, an element of its key (arXiv 2510.26692).
+
     Args:
         q: F32 [d, n_k, n_tokens], with its norm and factor.
         k: F32, as q.
         v: F32 [d, n_v, n_tokens].
-        g: F32 [n_v, n_tokens], the logarithm of the decay.
+        g: F32 [n_v, n_tokens] or [d, n_v, n_tokens], the logarithms of decays.
         beta: F32 [n_v, n_tokens].
         states: F32 [d * d * n_v, n_slots], written in place. Kernels know the order of a state's
             elements (`kernels/plan/node_params.py`).
@@ -142,8 +144,10 @@ def gated_delta_net(
     fits = q.ne == (d, n_k, n_tokens, 1) and n_k > 0 and n_v % n_k == 0
     require(fits, op, "q must be [v.ne[0], a divisor of v.ne[1], v.ne[2]]", q, v)
     require(k.ne == q.ne, op, "q and k must have the same shape", q, k)
-    fits = g.ne == beta.ne == (n_v, n_tokens, 1, 1)
-    require(fits, op, f"g and beta must be [{n_v}, {n_tokens}]", v, g, beta)
+    fits = g.ne in (beta.ne, v.ne)
+    require(fits, op, "g must have the shape of beta or of v", v, g, beta)
+    fits = beta.ne == (n_v, n_tokens, 1, 1)
+    require(fits, op, f"beta must be [{n_v}, {n_tokens}]", v, beta)
     _require_states(op, states, d * d * n_v, slots, n_tokens)
     src = (q, k, v, g, beta, states, slots)
     params = DeltaParams(interleaved)

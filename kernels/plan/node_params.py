@@ -154,3 +154,8 @@ def state_matrix(node: Tensor) -> tuple[int, int]:
 def has_head_decay(scan: Tensor) -> bool:
     """True if an SSM_SCAN has one decay for each head, as Mamba 2; False for Mamba 1."""
     return scan.src[2].ne[0] == 1
+
+
+def has_channel_decay(delta: Tensor) -> bool:
+    """True if a GATED_DELTA_NET has a decay for each element of a key, not one for each head."""
+    return delta.src[3].ne == delta.ne

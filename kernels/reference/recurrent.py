@@ -13,7 +13,7 @@ import numpy as np
 from ...graph import Tensor
 from ...graph.op import DeltaParams, Op, UnaryOp
 from ...graph.tensor import params_of
-from ..plan.node_params import STATE_COLUMNS, has_head_decay, state_matrix
+from ..plan.node_params import STATE_COLUMNS, has_channel_decay, has_head_decay, state_matrix
 from .arrays import Array, F32Array, NumpyKernel, check_index, read, store
 from .elementwise import FUNCTIONS
 
@@ -89,13 +89,14 @@ def _ssm_scan(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
 
 def _gated_delta_net(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     q, k, v = (read(node, srcs, i)[0] for i in range(3))  # (n_tokens, n_k or n_v, d)
-    decay, beta = np.exp(read(node, srcs, 3)[0, 0]), read(node, srcs, 4)[0, 0]
+    g, beta = read(node, srcs, 3), read(node, srcs, 4)[0, 0]
+    decay = np.exp(g[0] if has_channel_decay(node) else g[0, 0, :, :, None])
     n_k, n_v = k.shape[1], v.shape[1]
     heads = np.arange(n_v)
     heads = heads % n_k if params_of(node, DeltaParams).interleaved else heads // (n_v // n_k)
     result = np.empty_like(v)
     for t, before, after in _steps(node, srcs[5], srcs[6]):
-        s = _matrices(before, *state_matrix(node)) * decay[t, :, None, None]
+        s = _matrices(before, *state_matrix(node)) * decay[t, :, :, None]
         key, query = k[t, heads, :, None], q[t, heads, :, None]
         known = (s * key).sum(axis=1, dtype=np.float32)
         s = s + key * (beta[t, :, None] * (v[t] - known))[:, None]

@@ -244,6 +244,12 @@ RIGHT = [
         d="d[6]",
     ),
     right("GATED_DELTA_NET[16, 6, 8] F32", "gated_delta_net", **DELTA, params=DeltaParams(True)),
+    right(
+        "GATED_DELTA_NET[16, 6, 8] F32",
+        "gated_delta_net",
+        **DELTA | {"g": "g[16, 6, 8]"},
+        params=DeltaParams(True),
+    ),
     right("GET_ROWS[64, 7] F32", "get_rows", "a[64, 100] Q8_0", "ids[7] I32"),
     right("GET_ROWS[4, 7, 3, 2] I32", "get_rows", "a[4, 10, 3, 2] I32", "ids[7, 3, 2] I32"),
     right(

@@ -394,6 +394,10 @@ def recurrent_cases() -> Iterator[OpCase]:
             "ssm_scan 64x64": (scan(64, 64, 128, 8, d=True, n=n), 64 * 64 * 128),
             "ssm_scan 1x4096": (scan(1, 4096, 16, 1, d=True, n=n), 4096 * 16),
             "gated_delta_net 128": (delta(128, 16, 32, interleaved=True, n=n), 32 * 128 * 128),
+            "gated_delta_net channels 128": (
+                delta(128, 32, 32, by_channel=True, n=n),
+                32 * 128 * 128,
+            ),
         }
         slots = np.ones((n, 2)) if one else np.stack([1 + np.arange(n)] * 2, axis=1)
         for name, (make, size) in sizes.items():

@@ -46,9 +46,19 @@ def scan(
     return make
 
 
-def delta(d: int, n_k: int, n_v: int, *, interleaved: bool, n: int = N_TOKENS) -> Make:
+def delta(
+    d: int,
+    n_k: int,
+    n_v: int,
+    *,
+    interleaved: bool = False,
+    by_channel: bool = False,
+    n: int = N_TOKENS,
+) -> Make:
+    """A gated delta net, with a decay for each head, or each element of its key."""
     q, k = (normal(n, n_k, d, seed=i) / np.sqrt(d) for i in range(2))
-    v, g = normal(n, n_v, d, seed=2), -np.exp(normal(n, n_v, seed=3) - 2)
+    decays = (n, n_v, d) if by_channel else (n, n_v)
+    v, g = normal(n, n_v, d, seed=2), -np.exp(normal(*decays, seed=3) - 2)
     beta = 1 / (1 + np.exp(normal(n, n_v, seed=4)))
 
     def make(t: Tokens, states: Tensor, slots: Array) -> Tensor:
@@ -69,8 +79,10 @@ RECURRENCES: Final[dict[str, tuple[Make, int]]] = {
     "ssm_scan channels": (scan(1, 50, 16, 1, d=True), 50 * 16),
     "ssm_scan channels 64": (scan(1, 64, 5, 1), 64 * 5),
     "gated_delta_net 32": (delta(32, 2, 4, interleaved=True), 32 * 32 * 4),
-    "gated_delta_net 42": (delta(42, 2, 6, interleaved=False), 42 * 42 * 6),
-    "gated_delta_net 64": (delta(64, 1, 2, interleaved=False), 64 * 64 * 2),
+    "gated_delta_net 42": (delta(42, 2, 6), 42 * 42 * 6),
+    "gated_delta_net 64": (delta(64, 1, 2), 64 * 64 * 2),
+    "gated_delta_net channels 42": (delta(42, 2, 6, by_channel=True), 42 * 42 * 6),
+    "gated_delta_net channels 64": (delta(64, 2, 2, by_channel=True), 64 * 64 * 2),
 }
 
 

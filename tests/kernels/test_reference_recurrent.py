@@ -76,10 +76,12 @@ def test_a_scan_is_a_sum_over_all_earlier_tokens(
 
 @pytest.mark.parametrize("d", [4, 40])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_delta_net_is_a_product_of_matrices(d: int, interleaved: bool) -> None:
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_a_delta_net_is_a_product_of_matrices(d: int, interleaved: bool, by_channel: bool) -> None:
     n_k, n_v = 2, 6
     q, k = normal(N, n_k, d), normal(N, n_k, d, seed=1) / np.sqrt(d)
-    v, g, beta = normal(N, n_v, d, seed=2), -np.exp(normal(N, n_v, seed=3)), normal(N, n_v, seed=4)
+    v, beta = normal(N, n_v, d, seed=2), normal(N, n_v, seed=4)
+    g = -np.exp(normal(N, n_v, *(d,) * by_channel, seed=3))
     states = states_of(d * d * n_v)
     before = values_of(states)
     leaves = [leaf(x) for x in (q, k, v, g, beta)]
@@ -91,7 +93,7 @@ def test_a_delta_net_is_a_product_of_matrices(d: int, interleaved: bool) -> None
         s = np.zeros((d, d))
         for t in FIRST:
             key = k[t, kh][:, None]
-            s = np.exp(g[t, h]) * (np.eye(d) - beta[t, h] * key * key.T) @ s
+            s = (np.eye(d) - beta[t, h] * key * key.T) * np.exp(g[t, h]) @ s
             s = s + beta[t, h] * key * v[t, h]
             assert_close(result[t, h], s.T @ q[t, kh], 1e-5)
     assert_slots_kept(node, states, before)

@@ -1,4 +1,4 @@
-"""Recurrences over states in slots (graph/ops/recurrent.py).
+"""Recurrences over states in slots (graph/ops/recurrent.py): convolution and selective scan.
 
 Threads divide channels or heads, in blocks; a thread computes all tokens of a block in their order.
 Each token reads its block of the state from one slot and writes it to another, mostly the same one.
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ....graph.op import DeltaParams, Op, UnaryOp, UnaryParams
+from ....graph.op import Op, UnaryOp, UnaryParams
 from ....graph.tensor import Tensor, params_of
 from ...plan.chains import ConvUnary, conv_sources
 from ...plan.node_params import STATE_COLUMNS, has_head_decay
 from ..compiler.jit import kernel
-from ..params import data, fail, first_of, int_param, nb, ne, row_at, work
+from ..params import data, first_of, int_param, nb, ne, row_at, work
 from ..simd.calls import inlined
 from ..simd.functions import vexp
 from ..simd.memory import (
@@ -24,7 +24,6 @@ from ..simd.memory import (
     load_f32_column,
     load_f32_part,
     load_f32x16,
-    load_i32,
     store_f32,
     store_f32_part,
     store_f32x16,
@@ -34,56 +33,9 @@ from ..simd.vectors import LANES, fma, splat, zero
 from ..table import SMALL, CpuCall, fuses, implements
 from .activations import silu, softplus
 from .matrix import SMALL_WORK
+from .state_slots import are_slots, slot_after, slot_before, state, state_before
 
 CHANNELS: Final = 512  # channels that a thread convolves at a time
-
-
-# --- slots ---
-
-
-@inlined
-def _are_slots(p, i):
-    """True if the slots of all tokens are valid; else report one. Tensor i has the states."""
-    slots, n_slots = data(p, i + 1), ne(p, i, 1)
-    for t in range(ne(p, i + 1, 1)):
-        src, dst = load_i32(slots + 8 * t), load_i32(slots + 8 * t + 4)
-        if src >= n_slots:
-            fail(p, src, n_slots)
-            return False
-        if dst < 0 or dst >= n_slots:
-            fail(p, dst, n_slots)
-            return False
-    return True
-
-
-@inlined
-def _slot_before(p, i, t):
-    """The slot of the state before token t; below 0 if that is all zeros."""
-    return load_i32(data(p, i + 1) + 8 * t)
-
-
-@inlined
-def _slot_after(p, i, t):
-    return load_i32(data(p, i + 1) + 8 * t + 4)
-
-
-@inlined
-def _state(p, i, slot, offset):
-    return data(p, i) + slot * nb(p, i, 1) + offset
-
-
-@inlined
-def _state_before(p, i, t, offset, size):
-    """The address of a part of the state before token t. If that is zeros, the token's own slot is
-    filled with zeros."""
-    slot = _slot_before(p, i, t)
-    if slot >= 0:
-        return _state(p, i, slot, offset)
-    begin = _state(p, i, _slot_after(p, i, t), offset)
-    for j in range(0, size, 4 * LANES):
-        store_f32_part(begin + j, zero(), (size - j) // 4)
-    return begin
-
 
 # --- weights ---
 
@@ -118,7 +70,7 @@ def ssm_conv_f32(p, ith, nth):
     """
     n_channels, n_taps, taps = ne(p, 0, 0), ne(p, 4, 0), work(p, ith)
     lines = (n_channels + LANES - 1) // LANES
-    if _are_slots(p, CONV_STATES):
+    if are_slots(p, CONV_STATES):
         end = min(n_channels, LANES * first_of(lines, ith + 1, nth))
         for first in range(LANES * first_of(lines, ith, nth), end, CHANNELS):
             n = min(CHANNELS, end - first)
@@ -131,9 +83,9 @@ def ssm_conv_f32(p, ith, nth):
 def _convolve(p, t, first, n, taps):
     """The results of token t for the n channels from `first` on, and their new state."""
     n_taps, row, offset = ne(p, 4, 0), 4 * ne(p, 0, 0), 4 * first
-    slot = _slot_before(p, CONV_STATES, t)
-    before = _state(p, CONV_STATES, slot, offset)
-    after = _state(p, CONV_STATES, _slot_after(p, CONV_STATES, t), offset)
+    slot = slot_before(p, CONV_STATES, t)
+    before = state(p, CONV_STATES, slot, offset)
+    after = state(p, CONV_STATES, slot_after(p, CONV_STATES, t), offset)
     x, out = row_at(p, 3, t, 0, 0) + offset, row_at(p, 0, t, 0, 0) + offset
     bias = data(p, 5) + offset if int_param(p, 0) else 0
     if n_taps == 4 and slot >= 0 and n % LANES == 0:
@@ -209,7 +161,7 @@ def ssm_scan_heads_f32(p, ith, nth):
     head_dim, n_head = ne(p, 0, 0), ne(p, 0, 1)
     blocks = (head_dim + STATE_COLUMNS - 1) // STATE_COLUMNS
     items = n_head * blocks
-    if _are_slots(p, SCAN_STATES):
+    if are_slots(p, SCAN_STATES):
         for i in range(first_of(items, ith, nth), first_of(items, ith + 1, nth)):
             h, first = i // blocks, i % blocks * STATE_COLUMNS
             n = min(STATE_COLUMNS, head_dim - first)
@@ -222,8 +174,8 @@ def ssm_scan_heads_f32(p, ith, nth):
 def _scan_heads(p, t, h, first, n, offset):
     """Token t for the n columns from `first` on of head h, whose states are at `offset`."""
     d_state, row = ne(p, 4, 0), 4 * n
-    before = _state_before(p, SCAN_STATES, t, offset, row * d_state)
-    after = _state(p, SCAN_STATES, _slot_after(p, SCAN_STATES, t), offset)
+    before = state_before(p, SCAN_STATES, t, offset, row * d_state)
+    after = state(p, SCAN_STATES, slot_after(p, SCAN_STATES, t), offset)
     group = h * ne(p, 4, 1) // ne(p, 0, 1)
     b, c = row_at(p, 4, group, t, 0), row_at(p, 5, group, t, 0)
     step = softplus(splat(load_f32(row_at(p, 2, t, 0, 0) + 4 * h)))
@@ -262,7 +214,7 @@ def ssm_scan_channels_f32(p, ith, nth):
     """
     d_state, n_head, a = ne(p, 4, 0), ne(p, 0, 1), work(p, ith)
     blocks = (n_head + STATE_COLUMNS - 1) // STATE_COLUMNS
-    if _are_slots(p, SCAN_STATES):
+    if are_slots(p, SCAN_STATES):
         for i in range(first_of(blocks, ith, nth), first_of(blocks, ith + 1, nth)):
             first = STATE_COLUMNS * i
             n = min(STATE_COLUMNS, n_head - first)
@@ -277,9 +229,9 @@ def ssm_scan_channels_f32(p, ith, nth):
 def _scan_channels(p, t, h, a, offset, row, n):
     """Token t for up to 16 heads from h on, whose states are at `offset`, `row` bytes apart."""
     d_state = ne(p, 4, 0)
-    slot = _slot_before(p, SCAN_STATES, t)
-    before = _state(p, SCAN_STATES, slot, offset)
-    after = _state(p, SCAN_STATES, _slot_after(p, SCAN_STATES, t), offset)
+    slot = slot_before(p, SCAN_STATES, t)
+    before = state(p, SCAN_STATES, slot, offset)
+    after = state(p, SCAN_STATES, slot_after(p, SCAN_STATES, t), offset)
     b, c = row_at(p, 4, 0, t, 0), row_at(p, 5, 0, t, 0)
     step = softplus(load_f32_part(row_at(p, 2, t, 0, 0) + 4 * h, n))
     x = load_f32_part(row_at(p, 1, h, t, 0), n)
@@ -302,100 +254,3 @@ def _ssm_scan(node: Tensor) -> Sequence[CpuCall]:
     if has_head_decay(node):
         return [CpuCall(ssm_scan_heads_f32, params, small)]
     return [CpuCall(ssm_scan_channels_f32, params, small, work=4 * STATE_COLUMNS * d_state)]
-
-
-# --- gated delta net ---
-
-DELTA_STATES: Final = 6
-
-
-@kernel
-def gated_delta_net_f32(p, ith, nth):
-    """Parameter 0 is 1 if value heads use key heads in turn."""
-    d, n_v = ne(p, 0, 0), ne(p, 0, 1)
-    blocks = (d + STATE_COLUMNS - 1) // STATE_COLUMNS
-    items = n_v * blocks
-    if _are_slots(p, DELTA_STATES):
-        for i in range(first_of(items, ith, nth), first_of(items, ith + 1, nth)):
-            h, first = i // blocks, i % blocks * STATE_COLUMNS
-            n_k = ne(p, 1, 1)
-            key_head = h % n_k if int_param(p, 0) else h * n_k // n_v
-            n = min(STATE_COLUMNS, d - first)
-            offset = 4 * d * (d * h + first)
-            if n == STATE_COLUMNS:
-                _delta_block(p, h, key_head, first, offset)
-            else:
-                for j in range(0, n, LANES):
-                    _delta_part(p, h, key_head, first + j, offset, 4 * j, n)
-
-
-@inlined
-def _delta_block(p, h, key_head, first, offset):
-    """All tokens for a whole block of columns from `first` on of head h, states at `offset`.
-
-    A pass over the state of a token also multiplies it with the key of the next token.
-    """
-    d, n_tokens = ne(p, 0, 0), ne(p, 0, 2)
-    row = 4 * STATE_COLUMNS
-    known0, known1 = zero(), zero()
-    for t in range(n_tokens):
-        before = _state_before(p, DELTA_STATES, t, offset, row * d)
-        slot = _slot_after(p, DELTA_STATES, t)
-        after = _state(p, DELTA_STATES, slot, offset)
-        q, k = row_at(p, 1, key_head, t, 0), row_at(p, 2, key_head, t, 0)
-        v, out = row_at(p, 3, h, t, 0) + 4 * first, row_at(p, 0, h, t, 0) + 4 * first
-        if t == 0 or _slot_before(p, DELTA_STATES, t) != _slot_after(p, DELTA_STATES, t - 1):
-            known0, known1 = zero(), zero()
-            for i in range(d):
-                k_i = splat(load_f32(k + 4 * i))
-                known0 = fma(k_i, load_f32x16(before + row * i), known0)
-                known1 = fma(k_i, load_f32x16(before + row * i + 64), known1)
-        decay = vexp(splat(load_f32(row_at(p, 4, t, 0, 0) + 4 * h)))
-        beta = splat(load_f32(row_at(p, 5, t, 0, 0) + 4 * h))
-        change0 = (load_f32x16(v) - known0 * decay) * beta
-        change1 = (load_f32x16(v + 64) - known1 * decay) * beta
-        following = row_at(p, 2, key_head, min(t + 1, n_tokens - 1), 0)
-        y0, y1, known0, known1 = zero(), zero(), zero(), zero()
-        for i in range(d):
-            k_i, q_i = splat(load_f32(k + 4 * i)), splat(load_f32(q + 4 * i))
-            next_i = splat(load_f32(following + 4 * i))
-            s0 = fma(k_i, change0, load_f32x16(before + row * i) * decay)
-            s1 = fma(k_i, change1, load_f32x16(before + row * i + 64) * decay)
-            store_f32x16(after + row * i, s0)
-            store_f32x16(after + row * i + 64, s1)
-            y0, y1 = fma(q_i, s0, y0), fma(q_i, s1, y1)
-            known0, known1 = fma(next_i, s0, known0), fma(next_i, s1, known1)
-        store_f32x16(out, y0)
-        store_f32x16(out + 64, y1)
-
-
-@inlined
-def _delta_part(p, h, key_head, first, offset, at, n_block):
-    """All tokens for up to 16 columns from `first` on, in a block of `n_block` columns."""
-    d, row = ne(p, 0, 0), 4 * n_block
-    n = n_block - at // 4
-    for t in range(ne(p, 0, 2)):
-        slot = _slot_before(p, DELTA_STATES, t)
-        before = _state(p, DELTA_STATES, slot, offset + at)
-        after = _state(p, DELTA_STATES, _slot_after(p, DELTA_STATES, t), offset + at)
-        q, k = row_at(p, 1, key_head, t, 0), row_at(p, 2, key_head, t, 0)
-        known, y = zero(), zero()
-        for i in range(d):
-            s = load_f32_part(before + row * i, n) if slot >= 0 else zero()
-            known = fma(splat(load_f32(k + 4 * i)), s, known)
-        decay = vexp(splat(load_f32(row_at(p, 4, t, 0, 0) + 4 * h)))
-        beta = splat(load_f32(row_at(p, 5, t, 0, 0) + 4 * h))
-        v = load_f32_part(row_at(p, 3, h, t, 0) + 4 * first, n)
-        change = (v - known * decay) * beta
-        for i in range(d):
-            s = load_f32_part(before + row * i, n) if slot >= 0 else zero()
-            s = fma(splat(load_f32(k + 4 * i)), change, s * decay)
-            store_f32_part(after + row * i, s, n)
-            y = fma(splat(load_f32(q + 4 * i)), s, y)
-        store_f32_part(row_at(p, 0, h, t, 0) + 4 * first, y, n)
-
-
-@implements(Op.GATED_DELTA_NET)
-def _gated_delta_net(node: Tensor) -> Sequence[CpuCall]:
-    params = (params_of(node, DeltaParams).interleaved,)
-    return [CpuCall(gated_delta_net_f32, params, node.n_elements * node.ne[0] < SMALL_WORK)]

@@ -8,7 +8,7 @@ from typing import Final
 
 from ....graph.op import DeltaParams, Op
 from ....graph.tensor import Tensor, params_of
-from ...plan.node_params import STATE_COLUMNS, has_head_decay, state_matrix
+from ...plan.node_params import STATE_COLUMNS, has_channel_decay, has_head_decay, state_matrix
 from ..table import CudaCall, CudaKernel, CudaSource, implements
 
 SOURCE: Final = CudaSource.of("recurrent.cu")
@@ -51,4 +51,5 @@ def ssm_scan(node: Tensor) -> Sequence[CudaCall]:
 @implements(Op.GATED_DELTA_NET, supports=_fits)
 def gated_delta_net(node: Tensor) -> Sequence[CudaCall]:
     interleaved = params_of(node, DeltaParams).interleaved
-    return _call("gated_delta_net_f32", node, node.ne[1], interleaved)
+    name = "gated_delta_net_channels_f32" if has_channel_decay(node) else "gated_delta_net_f32"
+    return _call(name, node, node.ne[1], interleaved)

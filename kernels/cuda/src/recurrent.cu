@@ -220,17 +220,32 @@ KERNEL(ssm_scan_channels_f32, MAX_WARPS * WARP, 1) { scan<true>(p); }
 
 // --- gated delta net ---
 
-// The sum over this thread's rows of a key times the state.
-DEVICE float known_by(const float (&key)[ROWS], const float (&s)[ROWS]) {
-    float sum = 0.0f;
+// A token's key, the decays of the state before it, and its value. CHANNELS: a decay for each row of
+// the state, an element of the key; else one for all.
+template <bool CHANNELS> struct DeltaToken {
+    static constexpr int DECAYS = CHANNELS ? ROWS : 1;
+    float k[ROWS], decay[DECAYS], v;  // decays are logarithms until `fade`
+
+    DEVICE void fade() {
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) sum = fmaf(key[i], s[i], sum);
-    return sum;
-}
+        for (int i = 0; i < DECAYS; i++) decay[i] = expf(decay[i]);
+    }
+
+    DEVICE float decay_of(int i) const { return decay[CHANNELS ? i : 0]; }
+
+    // The sum over this thread's rows of the key times the state; CHANNELS: after its decay.
+    DEVICE float known(const float (&s)[ROWS]) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            sum = fmaf(CHANNELS ? decay_of(i) * k[i] : k[i], s[i], sum);
+        return sum;
+    }
+};
 
 // A token's sum of its key times the state is computed with the result of the token before it.
 // Parameter 0 is 1 if value heads use key heads in turn.
-KERNEL(gated_delta_net_f32, MAX_WARPS * WARP, 1) {
+template <bool CHANNELS> DEVICE void delta_net(const Params &p) {
     __shared__ float shared[2][2][MAX_WARPS][WARP];
     RowSums sums = {shared, 0};
     const Tensor &out = p.t[0], &q = p.t[1], &k = p.t[2], &v = p.t[3], &g = p.t[4], &beta = p.t[5];
@@ -242,15 +257,17 @@ KERNEL(gated_delta_net_f32, MAX_WARPS * WARP, 1) {
     const Part part = part_of(h, d, d, static_cast<int>(blockIdx.x) % blocks);
     const int column = part.is_column ? part.column : 0;
     float s[ROWS] = {}, known = 0.0f;
-    struct {
-        float k[ROWS], v, g;
-    } now, next;
+    DeltaToken<CHANNELS> now, next;
     auto load = [&](int t) {
         load_rows(part, floats_at(k, part.first, key_head, t), next.k);
         next.v = *floats_at(v, column, h, t);
-        next.g = *floats_at(g, h, t, 0);
+        const float *logs = CHANNELS ? floats_at(g, part.first, h, t) : floats_at(g, h, t, 0);
+#pragma unroll
+        for (int i = 0; i < DeltaToken<CHANNELS>::DECAYS; i++)
+            next.decay[i] = i < part.n ? logs[i] : 0.0f;
     };
     load(0);
+    next.fade();
     for (int t = 0; t < n_tokens; t++) {
         Step step;
         if (!find_step(p, states, slots, t, step)) return;
@@ -258,24 +275,30 @@ KERNEL(gated_delta_net_f32, MAX_WARPS * WARP, 1) {
         const float rate = *floats_at(beta, h, t, 0);
         load_rows(part, floats_at(q, part.first, key_head, t), query);
         now = next;
-        load(t + 1 < n_tokens ? t + 1 : t);  // on its way while this token computes
+        const int following = t + 1 < n_tokens ? t + 1 : t;
+        if (!CHANNELS) load(following);  // on its way while this token computes
         if (step.loads) {
             load_part(part, states, step.src, s);
-            float sum[1] = {known_by(now.k, s)};
+            float sum[1] = {now.known(s)};
             sums.of(sum);
             known = sum[0];
         }
-        const float decay = expf(now.g), change = (now.v - known * decay) * rate;
+        const float change = (now.v - (CHANNELS ? known : known * now.decay[0])) * rate;
         float y = 0.0f;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            s[i] = fmaf(now.k[i], change, s[i] * decay);
+            s[i] = fmaf(now.k[i], change, s[i] * now.decay_of(i));
             y = fmaf(query[i], s[i], y);
         }
-        float both[2] = {y, known_by(next.k, s)};
+        if (CHANNELS) load(following);  // there are no registers for both tokens
+        next.fade();
+        float both[2] = {y, next.known(s)};
         sums.of(both);
         if (warp_id() == 0 && part.is_column) *floats_at(out, column, h, t) = both[0];
         known = both[1];
         if (step.stores) store_part(part, states, step.dst, s);
     }
 }
+
+KERNEL(gated_delta_net_f32, MAX_WARPS * WARP, 1) { delta_net<false>(p); }
+KERNEL(gated_delta_net_channels_f32, MAX_WARPS * WARP, 1) { delta_net<true>(p); }
