@@ -290,7 +290,7 @@ def _misshaped(file: GGUFFile, spec: WeightSpec, parts: tuple[Part, ...]) -> lis
         if part.n_rows is not None:
             rows = _rows_dim(ne)
             wanted = (*ne[:rows], part.n_rows, *ne[rows + 1 :])
-        if _without_ones(info.ne) != _without_ones(wanted):
+        if [n for n in info.ne if n > 1] != [n for n in wanted if n > 1]:  # files may omit ones
             wrong.append(f"{info.name} has {list(info.ne)}, must have {list(wanted)}")
     return wrong
 
@@ -327,13 +327,6 @@ def _check_types(path: Path, parts: tuple[TensorInfo, ...]) -> None:
                 f"{path}: tensor {info.name} has type {info.type.name}, {parts[0].name} has "
                 f"{parts[0].type.name}: the experts of a layer must have one type"
             )
-
-
-def _without_ones(ne: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape without trailing ones, which files may omit."""
-    while len(ne) > 1 and ne[-1] == 1:
-        ne = ne[:-1]
-    return ne
 
 
 def _loaded_type(path: Path, spec: WeightSpec, parts: tuple[TensorInfo, ...]) -> GGMLType:

@@ -77,6 +77,7 @@ ARCHITECTURES: Final[dict[str, str]] = {
     "jamba": "jamba.Jamba",
     "jina-bert-v2": "jina_bert.JinaBertV2",
     "jina-bert-v3": "jina_bert.JinaBertV3",
+    "kimi-linear": "kimi_linear.KimiLinear",
     "laguna": "laguna.Laguna",
     "lfm2": "lfm2.LFM2",
     "lfm2moe": "lfm2.LFM2MoE",

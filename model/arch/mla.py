@@ -26,6 +26,7 @@ class ExpandedMLA(Decoder):
     Attributes:
         kv_lora_rank: elements of a token's latent row, without those that are rotated.
         q_lora_rank: the same of queries; 0: they have no latent form.
+        n_rot: elements of a head that are rotated.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -40,10 +41,10 @@ class ExpandedMLA(Decoder):
             n_head = layer.n_head
             if layer.n_head_kv != n_head:
                 keys.fail("attention.head_count_kv", layer.n_head_kv, f"must be {n_head}, as heads")
-            check_n_rot(keys, layer, layer.head_dim_k)
+            self.n_rot = check_n_rot(keys, layer, layer.head_dim_k)
 
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
-        shape, n_rot = b.shape, self.n_rot(b)
+        shape, n_rot = b.shape, self.n_rot
         n_head, n_nope = shape.n_head, shape.head_dim_k - n_rot
         latent, k_pe = self.compressed(b, x)
         n_kv = n_head * (n_nope + shape.head_dim_v)
@@ -58,7 +59,7 @@ class ExpandedMLA(Decoder):
     def compressed(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the latent rows [kv_lora_rank, 1, n_tokens] and the rotated keys that all heads
         have, [n_rot, 1, n_tokens]."""
-        row = b.linear(x, "attn_kv_a_mqa", self.kv_lora_rank + self.n_rot(b))
+        row = b.linear(x, "attn_kv_a_mqa", self.kv_lora_rank + self.n_rot)
         row = b.named(row, "kv_cmpr_pe")
         latent, k_pe = split(b.heads(row, row.ne[0]), self.kv_lora_rank)
         k_pe = self.rope(b, k_pe, "k_pe")
@@ -74,12 +75,8 @@ class ExpandedMLA(Decoder):
         q = b.heads(b.named(b.linear(x, name, head_dim * b.shape.n_head), "q"), head_dim)
         if self.temperature is not None:
             q = b.tempered(q)
-        q, q_pe = split(q, head_dim - self.n_rot(b))
+        q, q_pe = split(q, head_dim - self.n_rot)
         return q, self.rope(b, q_pe, "q_pe")
-
-    def n_rot(self, b: LayerBuild) -> int:
-        """Return the number of a head's elements that are rotated."""
-        return 0 if b.shape.rope is None else b.shape.rope.n_dims
 
 
 class MLA(ExpandedMLA):
@@ -103,10 +100,12 @@ class MLA(ExpandedMLA):
         self.head_dim, self.head_dim_v = keys.count(LENGTH_K), keys.count(LENGTH_V)
         rank = self.kv_lora_rank
         for layer in self.hp.layers:
-            n_rot = check_n_rot(keys, layer, self.head_dim)
+            if not layer.n_head:  # it has another mixer
+                continue
+            self.n_rot = check_n_rot(keys, layer, self.head_dim)
             for name, found, wanted in (
                 ("head_count_kv", layer.n_head_kv, 1),
-                ("key_length", layer.head_dim_k, rank + n_rot),
+                ("key_length", layer.head_dim_k, rank + self.n_rot),
                 ("value_length", layer.head_dim_v, rank),
             ):
                 if found != wanted:
@@ -120,7 +119,7 @@ class MLA(ExpandedMLA):
         latent, k_pe = self.compressed(b, x)
         row = ops.concat(latent, k_pe, 0)
         q, q_pe = self.queries(b, x, self.head_dim)
-        n_nope = self.head_dim - self.n_rot(b)
+        n_nope = self.head_dim - self.n_rot
         k_b = b.required("attn_k_b.weight", (n_nope, rank, n_head), Op.MUL_MAT)
         q = ops.concat(b.named(by_head(k_b, q), "q_nope_absorbed"), q_pe, 0)
         y = b.heads(b.attend(q, row, None, scale=self.scale), rank)

@@ -42,15 +42,26 @@ def part(x: Tensor, begin: int, *ne: int) -> Tensor:
     return ops.view(x, (*ne, x.ne[1]), (*nb[: len(ne)], x.nb[1]), begin * size)
 
 
-def convolved(b: LayerBuild, x: Tensor, name: str, width: int, bias: Bias = Bias.NONE) -> Tensor:
-    """Return the causal convolution of each channel of x [n, n_tokens], with the first state."""
+def convolved(
+    b: LayerBuild, x: Tensor, name: str, width: int, bias: Bias = Bias.NONE, *, state: int = 0
+) -> Tensor:
+    """Return the causal convolution of each channel of x [n, n_tokens]. `state` is the number of
+    its state among the layer's."""
     full, n = f"{name}.weight", x.ne[0]
     w = b.required(full, (width, n), Op.SSM_CONV)
     found = None
     if bias is not Bias.NONE:
         kind, required = f"blk.{b.il}.{name}.bias", bias is Bias.REQUIRED
         found = b.g.weight(kind, (n,), b.il, Op.ADD, required=required)
-    return b.named(ops.ssm_conv(x, w, b.states[0], b.slots, found), f"{name}_out")
+    return b.named(ops.ssm_conv(x, w, b.states[state], b.slots, found), f"{name}_out")
+
+
+def over_l2_norm(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of a delta net's queries and keys [d, n_head, n_tokens] over their L2 norms;
+    those of queries also over sqrt(d)."""
+    d = q.ne[0]
+    q, k = ops.rms_norm(q, L2_EPS / d), ops.rms_norm(k, L2_EPS / d)
+    return ops.scale(q, 1.0 / d), ops.scale(k, 1.0 / math.sqrt(d))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +238,10 @@ class DeltaNet(GroupedMixer):
         decay, beta = self._gates(b, x)
         x = b.named(b.linear(x, "attn_qkv", self.n_conv_channels), "qkv_mixed")
         x = ops.silu(convolved(b, x, "ssm_conv1d", s.n_conv))
-        q = ops.rms_norm(part(x, 0, s.d_state, s.n_group), L2_EPS / s.d_state)
-        k = ops.rms_norm(part(x, n_keys, s.d_state, s.n_group), L2_EPS / s.d_state)
+        q, k = over_l2_norm(*(part(x, i * n_keys, s.d_state, s.n_group) for i in range(2)))
         y = ops.gated_delta_net(
-            ops.scale(q, 1.0 / s.d_state),  # an L2 norm, and 1 / sqrt(d_state)
-            ops.scale(k, 1.0 / math.sqrt(s.d_state)),
+            q,
+            k,
             part(x, 2 * n_keys, s.d_state, n_head),
             decay,
             beta,

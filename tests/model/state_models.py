@@ -62,6 +62,26 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
         "feed_forward_length": 0,
         "ssm.time_step_rank": 8,
     },
+    "kimi-linear": {
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.head_count_kv": [0, 1, 0],
+        "attention.kv_lora_rank": 32,
+        "attention.key_length": 40,
+        "attention.value_length": 16,  # as in real files: not used
+        "attention.key_length_mla": 24,
+        "attention.value_length_mla": 16,
+        "rope.dimension_count": 8,
+        "kda.head_dim": 40,
+        "ssm.conv_kernel": 4,
+        "leading_dense_block_count": 1,
+        "expert_count": 6,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 2.446,
+        "expert_gating_func": 2,
+    },
 }
 # those of layers that no golden model has
 MORE: Final[dict[str, dict[str, Any]]] = {
@@ -109,6 +129,8 @@ def _write(
             x = 1 + x / 10
         elif "embd" not in name and len(ne) > 1:
             x /= np.sqrt(ne[0])
+        if "ssm_conv1d_" in name:  # as converters of Kimi Linear write them
+            x = x[None, :, None]
         writer.add_tensor(name, x.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

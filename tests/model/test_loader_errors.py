@@ -93,8 +93,9 @@ def test_mis_shaped_tensors_are_named(
     assert str(info.value).endswith(message)
 
 
-def test_trailing_ones_do_not_matter(tmp_path: Path) -> None:
-    vector = np.ones((1, 64), np.float32)
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (1, 64, 1)])
+def test_dimensions_of_one_do_not_matter(shape: tuple[int, ...], tmp_path: Path) -> None:
+    vector = np.ones(shape, np.float32)
     write_model(TINY["llama"], tmp_path / "m.gguf", replace={"output_norm.weight": vector})
     load(tmp_path / "m.gguf")
 
