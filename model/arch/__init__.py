@@ -113,6 +113,7 @@ ARCHITECTURES: Final[dict[str, str]] = {
     "phi3": "phi3.Phi3",
     "phimoe": "phimoe.PhiMoE",
     "plamo": "plamo.PLaMo",
+    "plamo2": "plamo2.PLaMo2",
     "plm": "plm.PLM",
     "qwen": "qwen.Qwen",
     "qwen2": "qwen2.Qwen2",

@@ -5,7 +5,7 @@ Files have the model's multipliers in their weights. Tested by tests/model/test_
 
 from __future__ import annotations
 
-from ...graph import Tensor, ops
+from ...graph import Tensor
 from ..keys import Keys
 from .decoder import Decoder
 from .layer_build import LayerBuild
@@ -27,7 +27,4 @@ class FalconH1(Decoder):
         y = b.add(self.attention(b, n), self.mamba.build(b, n), "mixed")
         y, x = b.outputs(y, x)
         x = b.add(y, x, "ffn_inp")
-        # converters leave out the suffix ".weight"
-        files = b.parts(["ffn_norm.weight"], ["ffn_norm"])
-        norm = b.required("ffn_norm.weight", (self.hp.n_embd,), files=files)
-        return b.add(self.ffn(b, ops.mul(b.g.normed(x), norm)), x, "l_out")
+        return b.add(self.ffn(b, b.bare_norm(x, "ffn_norm")), x, "l_out")

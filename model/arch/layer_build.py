@@ -114,6 +114,12 @@ class LayerBuild:
         y = self.g.norm(x, f"blk.{self.il}.{name}", self.il, ne=ne, optional=optional)
         return y if y is x else self.named(y, name)
 
+    def bare_norm(self, x: Tensor, name: str) -> Tensor:
+        """Return the norm of each row of x. Some converters leave out the suffix ".weight"."""
+        files = self.parts([f"{name}.weight"], [name])
+        weight = self.required(f"{name}.weight", (x.ne[0],), files=files)
+        return self.named(ops.mul(self.g.normed(x), weight), name)
+
     def linear(
         self,
         x: Tensor,

@@ -110,7 +110,7 @@ class SSM:
             keys.count("ssm.inner_size"),
             keys.count("ssm.state_size"),
             keys.count("ssm.time_step_rank"),
-            keys.count("ssm.group_count", 1),
+            keys.count("ssm.group_count", 1, low=0) or 1,  # PLaMo 2 has 0
         )
         if heads and found.d_inner % found.n_rank:
             n = found.d_inner

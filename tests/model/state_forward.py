@@ -50,6 +50,14 @@ def attended(q: F64Array, k: F64Array, v: F64Array, scale: float) -> F64Array:
     return (p / p.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
 
+def rotated(x: F64Array) -> F64Array:
+    """Rotate heads [n_head, n_tokens, size] by their positions: element i with i + size / 2."""
+    n = x.shape[-1] // 2
+    angles = np.arange(x.shape[1])[:, None] * 10000.0 ** -(np.arange(n) / n)
+    z = (x[..., :n] + 1j * x[..., n:]) * np.exp(1j * angles)
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
 class Forward:
     """A forward pass. `layer` is a llama's, with a mixer and a feed-forward part."""
 
@@ -187,6 +195,51 @@ class NemotronH(Forward):
             for e, weight in experts:
                 hidden = relu_sqr(w("ffn_up_exps.weight")[e] @ x[t])
                 y[t] += weight * (w("ffn_down_exps.weight")[e] @ hidden)
+        return y
+
+
+class PLaMo2(Forward):
+    """modeling_plamo.py of https://huggingface.co/pfnet/plamo-2-8b"""
+
+    def layer(self, il: int, x: F64Array) -> F64Array:
+        w = self.of(il)
+        y = self.mixer(il, normed(x) * w("attn_norm.weight"))
+        x = x + normed(y) * w("post_attention_norm")
+        y = self.swiglu_of_both(il, normed(x) * w("ffn_norm.weight"))
+        return x + normed(y) * w("post_ffw_norm")
+
+    def mixer(self, il: int, x: F64Array) -> F64Array:
+        return self.attention(il, x) if self.has_heads(il) else self.mamba(il, x)
+
+    def mamba(self, il: int, x: F64Array) -> F64Array:
+        w, k = self.of(il), self.keys
+        n_head, n_state = k["ssm.time_step_rank"], k["ssm.state_size"]
+        zx = (x @ w("ssm_in.weight").T).reshape(len(x), n_head, -1)
+        z, x = (y.reshape(len(x), -1) for y in np.split(zx, 2, axis=-1))
+        x = self.conv(il, x)
+        b, c, dt = np.split(x @ w("ssm_x.weight").T, [n_state, 2 * n_state], axis=1)
+        b, c, dt = (
+            normed(y) * w(f"ssm_{name}_norm") for y, name in ((b, "b"), (c, "c"), (dt, "dt"))
+        )
+        dt = dt @ w("ssm_dt.weight").T + w("ssm_dt.bias")
+        y = self.scan(il, x.reshape(len(x), n_head, -1), dt, b[:, None], c[:, None])
+        out: F64Array = y.reshape(len(x), -1) * silu(z) @ w("ssm_out.weight").T
+        return out
+
+    def attention(self, il: int, x: F64Array) -> F64Array:
+        w, size = self.of(il), self.keys["attention.key_length"]
+        n_q, n_k = 4 * size, self.keys["attention.head_count_kv"][il] * size
+        rows = np.split(x @ w("attn_qkv.weight").T, [n_q, n_q + n_k], axis=1)
+        q, k, v = (y.reshape(len(x), -1, size).transpose(1, 0, 2) for y in rows)
+        q = rotated(normed(q) * w("attn_q_norm.weight")[:, None])
+        k = rotated(normed(k) * w("attn_k_norm.weight")[:, None])
+        y: F64Array = attended(q, k, v, size**-0.5) @ w("attn_output.weight").T
+        return y
+
+    def swiglu_of_both(self, il: int, x: F64Array) -> F64Array:
+        w = self.of(il)
+        gate, up = np.split(x @ w("ffn_up.weight").T, 2, axis=1)
+        y: F64Array = silu(gate) * up @ w("ffn_down.weight").T
         return y
 
 

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 from tiny_models import write_keys, write_vocab
 
-from lamella.model.arch import open_architecture
+from lamella.model.arch import WeightSpec, open_architecture
 from lamella.model.gguf import open_gguf
 
 N_VOCAB: Final = 320
@@ -62,6 +62,16 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
         "feed_forward_length": 0,
         "ssm.time_step_rank": 8,
     },
+    "plamo2": {
+        **SSM,
+        "block_count": 3,
+        "attention.head_count": [0, 4, 0],
+        "attention.head_count_kv": [0, 2, 0],
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "ssm.inner_size": 96,
+        "ssm.group_count": 0,
+    },
     "kimi-linear": {
         "block_count": 3,
         "attention.head_count": 4,
@@ -83,6 +93,7 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
         "expert_gating_func": 2,
     },
 }
+FUSED: Final = ("plamo2",)  # their files have fused tensors, and names without ".weight"
 # those of layers that no golden model has
 MORE: Final[dict[str, dict[str, Any]]] = {
     "mamba": KEYS["mamba"] | {"ssm.dt_b_c_rms": True},
@@ -109,9 +120,15 @@ def write_state_model(arch: str, path: Path, keys: Mapping[str, Any] | None = No
     _write(arch, path, keys, {})
     with open_gguf(path) as file:
         specs = open_architecture(file).weights()
-    optional = ("ssm_norm.weight", "exp_probs_b.bias")
-    shapes = {s.name: s.ne for s in specs if s.required or s.name.endswith(optional)}
-    _write(arch, path, keys, shapes)
+    optional = ("ssm_norm.weight", "exp_probs_b.bias", "attn_q_norm.weight", "attn_k_norm.weight")
+    used = [s for s in specs if s.required or s.name.endswith(optional)]
+    _write(arch, path, keys, dict(_last(s) if arch in FUSED else (s.name, s.ne) for s in used))
+
+
+def _last(spec: WeightSpec) -> tuple[str, tuple[int, ...]]:
+    """The name and shape of the last source of a weight, such as a fused tensor."""
+    (part,) = spec.files[-1]
+    return part.tensor, spec.ne if part.n_rows is None else (spec.ne[0], part.n_rows)
 
 
 def _write(

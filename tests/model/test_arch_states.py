@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arch_goldens import log_softmax
 from arch_run import Runner
-from state_forward import FalconMamba, Forward, KimiLinear, NemotronH
+from state_forward import FalconMamba, Forward, KimiLinear, NemotronH, PLaMo2
 from state_models import COMMON, KEYS, MORE, write_state_model
 
 from lamella.kernels.sim import SimDevice
@@ -21,6 +21,7 @@ TOKENS = [1, *(5 + i * 11 % 200 for i in range(23))]
 FORWARDS: Final[dict[str, type[Forward]]] = {
     "mamba": FalconMamba,
     "nemotron_h_moe": NemotronH,
+    "plamo2": PLaMo2,
     "kimi-linear": KimiLinear,
 }
 
