@@ -174,6 +174,21 @@ class FalconMamba(Forward):
         return y
 
 
+class Bamba(Forward):
+    """https://huggingface.co/docs/transformers/model_doc/bamba"""
+
+    def mixer(self, il: int, x: F64Array) -> F64Array:
+        if not self.has_heads(il):
+            return self.mamba2(il, x)
+        size, n_rot = self.keys["embedding_length"] // 4, self.keys["rope.dimension_count"]
+        q, k, v = (self.heads(il, x, f"attn_{kind}", size) for kind in "qkv")
+        # in files, the second half of each head's elements is between those of the first half
+        q, k = (np.concatenate([y[..., ::2], y[..., 1::2]], axis=-1) for y in (q, k))
+        q, k = (np.concatenate([rotated(y[..., :n_rot]), y[..., n_rot:]], axis=-1) for y in (q, k))
+        y: F64Array = attended(q, k, v, size**-0.5) @ self.of(il)("attn_output.weight").T
+        return y
+
+
 class NemotronH(Forward):
     """arXiv 2504.03624: one mixer in each layer."""
 

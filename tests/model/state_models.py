@@ -97,6 +97,15 @@ FUSED: Final = ("plamo2",)  # their files have fused tensors, and names without 
 # those of layers that no golden model has
 MORE: Final[dict[str, dict[str, Any]]] = {
     "mamba": KEYS["mamba"] | {"ssm.dt_b_c_rms": True},
+    "granitehybrid": {  # Bamba
+        **SSM,
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.head_count_kv": [0, 2, 0],
+        "ssm.group_count": 1,
+        "rope.dimension_count": 8,
+        "rope.scaling.finetuned": True,
+    },
     "nemotron_h_moe": {
         **SSM,
         "block_count": 4,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from arch_goldens import log_softmax
 from arch_run import Runner
-from state_forward import FalconMamba, Forward, KimiLinear, NemotronH, PLaMo2
+from state_forward import Bamba, FalconMamba, Forward, KimiLinear, NemotronH, PLaMo2
 from state_models import COMMON, KEYS, MORE, write_state_model
 
 from lamella.kernels.sim import SimDevice
@@ -20,6 +20,7 @@ from lamella.sched import DeviceType
 TOKENS = [1, *(5 + i * 11 % 200 for i in range(23))]
 FORWARDS: Final[dict[str, type[Forward]]] = {
     "mamba": FalconMamba,
+    "granitehybrid": Bamba,
     "nemotron_h_moe": NemotronH,
     "plamo2": PLaMo2,
     "kimi-linear": KimiLinear,
@@ -28,7 +29,17 @@ FORWARDS: Final[dict[str, type[Forward]]] = {
 
 @pytest.mark.parametrize("arch", FORWARDS)
 def test_log_probabilities(arch: str, tmp_path: Path) -> None:
-    path, keys = tmp_path / "tiny.gguf", MORE.get(arch) or KEYS[arch]
+    check(arch, MORE.get(arch) or KEYS[arch], tmp_path / "tiny.gguf")
+
+
+@pytest.mark.parametrize("n_rot", [4, 16])
+def test_bamba_rotates_heads_or_parts_of_them(n_rot: int, tmp_path: Path) -> None:
+    keys = MORE["granitehybrid"] | {"rope.dimension_count": n_rot}
+    check("granitehybrid", keys, tmp_path / "tiny.gguf")
+
+
+def check(arch: str, keys: dict[str, Any], path: Path) -> None:
+    """Compare the log-probabilities of a model with these keys with those of its forward pass."""
     write_state_model(arch, path, keys)
     forward = FORWARDS[arch](path, {**COMMON, **keys})
     expected = log_softmax(forward.logits(TOKENS).astype(np.float32))
