@@ -128,7 +128,7 @@ def test_a_saved_prefix_continues_with_the_same_bits(
 
 
 @pytest.mark.parametrize("n_kept", [0, 1, 8])
-@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "mamba"])
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "mamba", "kimi-linear"])
 def test_texts_under_load_are_those_alone(models: dict[str, Path], arch: str, n_kept: int) -> None:
     """Small pools: requests are preempted, and share prefixes; some are cancelled."""
     chance = random.Random(n_kept)
