@@ -122,6 +122,8 @@ def _mul_adds(node: Tensor, used: KnownUse) -> int:
         most = n_tokens * min(n_cells, n_swa or n_cells)
         pairs = most if used.pairs is None else used.pairs
         return pairs * n_head * (head_dim_k + node.ne[0])
+    if node.op is Op.INDEX_SCORES:
+        return node.src[0].ne[0] * node.src[0].ne[1] * node.n_elements
     if node.op is Op.SSM_CONV:
         return node.src[1].ne[0] * node.n_elements
     if node.op is Op.SSM_SCAN:  # to the state, and from it

@@ -42,7 +42,9 @@ class Op(IntEnum):
     MUL_MAT = auto()
     MUL_MAT_ID = auto()
     FLASH_ATTN_EXT = auto()
-    LORA_A = auto()  # this and the next are not in ggml
+    INDEX_SCORES = auto()  # this and the next three are not in ggml
+    PAGE_CELLS = auto()
+    LORA_A = auto()
     LORA_B = auto()
     # recurrences: see `WRITTEN_SOURCES`
     SSM_CONV = auto()
@@ -215,6 +217,19 @@ class AttnParams(NamedTuple):
     n_swa: int = 0
 
 
+class IndexParams(NamedTuple):
+    """INDEX_SCORES: cells in a page; the number of positions that a token attends to."""
+
+    page_size: int
+    top_k: int
+
+
+class PageParams(NamedTuple):
+    """PAGE_CELLS: cells in a page."""
+
+    page_size: int
+
+
 class DeltaParams(NamedTuple):
     """GATED_DELTA_NET: value head h has key head h % n_k if `interleaved`, else h * n_k // n_v."""
 
@@ -249,6 +264,8 @@ OpParams = (
     | RopeParams
     | SoftMaxParams
     | AttnParams
+    | IndexParams
+    | PageParams
     | DeltaParams
     | SortParams
     | ConcatParams

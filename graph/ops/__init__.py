@@ -57,6 +57,7 @@ from .rows import (
     sum_rows,
     top_k,
 )
+from .sparse import index_scores, page_cells
 
 __all__ = [
     "add",
@@ -80,6 +81,7 @@ __all__ = [
     "gelu_erf",
     "get_rows",
     "glu",
+    "index_scores",
     "log",
     "lora_a",
     "lora_b",
@@ -87,6 +89,7 @@ __all__ = [
     "mul_mat",
     "mul_mat_id",
     "norm",
+    "page_cells",
     "permute",
     "reglu",
     "relu",

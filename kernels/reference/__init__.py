@@ -13,7 +13,7 @@ import numpy as np
 
 from ...graph import GGMLType, Op, Tensor
 from ...graph.op import VIEW_OPS
-from . import attention, data, elementwise, matrix, recurrent, rows
+from . import attention, data, elementwise, matrix, recurrent, rows, sparse
 from .arrays import NumpyKernel, can_dequantize, can_quantize
 
 # inf and NaN are valid results (a mask is -inf): no warnings
@@ -21,7 +21,7 @@ _QUIET: Final = np.errstate(all="ignore")
 
 KERNELS: Final[dict[Op, NumpyKernel]] = {
     op: _QUIET(kernel)
-    for family in (elementwise, rows, matrix, attention, recurrent, data)
+    for family in (elementwise, rows, matrix, attention, sparse, recurrent, data)
     for op, kernel in family.KERNELS.items()
 }
 

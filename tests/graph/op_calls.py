@@ -77,6 +77,24 @@ LORA: dict[str, Any] = {
     "parts": "parts[16] I32",
 }
 
+# 5 tokens of 8 heads over 96 cells
+INDEX: dict[str, Any] = {
+    "q": "q[64, 8, 5]",
+    "k": "k[64, 96] F16",
+    "weights": "weights[8, 5]",
+    "pages": "pages[3, 2] I32",
+    "seq": "seq[5] I32",
+    "end": "end[5] I32",
+    "page_size": 32,
+    "top_k": 4,
+}
+CELLS: dict[str, Any] = {
+    "positions": "positions[4, 5] I32",
+    "pages": "pages[3, 2] I32",
+    "seq": "seq[5] I32",
+    "page_size": 32,
+}
+
 CONV: dict[str, Any] = {
     "x": "x[64, 8]",
     "w": "w[4, 64]",

@@ -13,7 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from op_calls import BIASES, CONV, DELTA, EXPERTS, FLASH, LORA, MAMBA_1, ROPE, SCAN, SCATTER, Call
+from op_calls import (
+    BIASES,
+    CELLS,
+    CONV,
+    DELTA,
+    EXPERTS,
+    FLASH,
+    INDEX,
+    LORA,
+    MAMBA_1,
+    ROPE,
+    SCAN,
+    SCATTER,
+    Call,
+)
 
 from lamella.base.errors import GraphError
 from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
@@ -140,6 +154,14 @@ def added(rule: str, y: str = "y[32, 8]", b: str = "b[32, 16]", z: str = "z[16, 
     return wrong(rule, "lora_b", y, b, z, shows=shown)
 
 
+def index(rule: str, shows: str, **changed: Any) -> Wrong:
+    return wrong(rule, "index_scores", **INDEX | changed, shows=shows)
+
+
+def cells(rule: str, shows: str, **changed: Any) -> Wrong:
+    return wrong(rule, "page_cells", **CELLS | changed, shows=shows)
+
+
 def conv(rule: str, shows: str, **changed: str) -> Wrong:
     return wrong(rule, "ssm_conv", **CONV | changed, shows=shows)
 
@@ -167,6 +189,26 @@ WRONG = [
     biases("ne[0] must be equal", "a b", b="b[32, 4]"),
     biases("ids.ne[:2] must equal a.ne[1:3]", "a ids", ids="ids[2, 7] I32"),
     biases("ids.ne[:2] must equal a.ne[1:3]", "a ids", ids="ids[1, 8] I32"),
+    index("q must be F32, not F16", "q", q="q[64, 8, 5] F16"),
+    index("k " + POOL + "Q5_K", "k", k="k[256, 96] Q5_K"),
+    index("weights must be F32, not I32", "weights", weights="weights[8, 5] I32"),
+    index("rows of q must be contiguous", "q", q="turned q[64, 8, 5]"),
+    index("rows of k must be contiguous", "k", k="turned k[64, 96] F16"),
+    index("rows of weights must be contiguous", "weights", weights="turned weights[8, 5]"),
+    index("q must have at most three dimensions", "q", q="q[64, 8, 5, 2]"),
+    index("k must be [64, n_cells]", "q k", k="k[32, 96] F16"),
+    index("weights must be [8, 5]", "q weights", weights="weights[8, 4]"),
+    index("the number of cells must be a multiple of page_size 64", "k", page_size=64),
+    index("the number of cells must be a multiple of page_size 0", "k", page_size=0),
+    index("top_k 0 must be above 0", "q", top_k=0),
+    index("pages must be I32, not F32", "pages", pages="pages[3, 2]"),
+    index("pages must be a matrix", "pages", pages="pages[3, 2, 2] I32"),
+    index("seq must be a vector of the 5 tokens", "seq", seq="seq[4] I32"),
+    index("end must be I32, not I64", "end", end="end[5] I64"),
+    cells("positions must be I32, not I64", "positions", positions="positions[4, 5] I64"),
+    cells("positions must be a matrix", "positions", positions="positions[4, 5, 2] I32"),
+    cells("page_size 0 must be above 0", "positions", page_size=0),
+    cells("seq must be a vector of the 5 tokens", "seq", seq="seq[5, 2] I32"),
     lora("a must be F32, not F16", "a", a="a[64, 16] F16"),
     lora("x must be a matrix with contiguous rows", "x", x="turned x[64, 8]"),
     lora("parts must be I32, not F32", "parts", parts="parts[16]"),

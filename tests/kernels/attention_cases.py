@@ -72,7 +72,27 @@ def attention_cases() -> Iterator[OpCase]:
         axis=2,
         limit=1e-10,
     )
+    for type in (*FLOATS, Q8_0):
+        yield OpCase(
+            f"index_scores {type.name}",
+            lambda t, type=type: index_scores(t, type, np.full(5, 96)),  # type: ignore[misc]
+            limit=1e-10,
+        )
+    yield OpCase(
+        "page_cells",
+        lambda t: ops.page_cells(
+            ids(np.arange(450).reshape(5, 90)[t] % 96), ids(TABLE), ids(SEQUENCE[t]), page_size=32
+        ),
+        limit=0,
+    )
     for n in (1, 64):
+        yield OpCase(
+            f"index_scores 4096x{n}",
+            _long_index_scores,
+            n_tokens=n,
+            limit=1e-10,
+            timed=True,
+        )
         yield OpCase(
             f"flash_attn_ext latent 4096x{n}",
             lambda t: _latent_attention(t, 16, 512, 64, F16, np.arange(4032, 4096)),
@@ -134,6 +154,22 @@ def _long_attention(t: Tokens, n_swa: int = 0) -> Tensor:
     pos = np.arange(4032, 4096)[t]
     tokens = (pages, *map(ids, (0 * pos, pos, *_spans(pos, None, n_swa))))
     return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=0.125, n_swa=n_swa)
+
+
+def index_scores(t: Tokens, type: GGMLType, end: Array, top_k: int = 20) -> Tensor:
+    """Scores of the positions before `end` of each token."""
+    q, w = leaf(numbers(5, 20, 64)[t]), leaf(numbers(5, 20, seed=3)[t])
+    pool = leaf(normal(6 * 32, 96, seed=5), type)
+    k = ops.view(pool, (64, pool.ne[1]), pool.nb, type.row_size(32))
+    args = (q, k, w, *map(ids, (TABLE, SEQUENCE[t], end[t])))
+    return ops.index_scores(*args, page_size=32, top_k=top_k)
+
+
+def _long_index_scores(t: Tokens) -> Tensor:
+    q, w = leaf(numbers(64, 64, 128)[t]), leaf(numbers(64, 64, seed=3)[t])
+    pages = ids(np.random.default_rng(1).permutation(128)[None])
+    tokens = (pages, ids(0 * np.asarray(t)), ids(np.full(len(t), 4096)))
+    return ops.index_scores(q, weights(F16, 4096, 128), w, *tokens, page_size=32, top_k=2048)
 
 
 def _latent_attention(

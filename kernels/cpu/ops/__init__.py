@@ -14,6 +14,7 @@ from . import (
     rope,
     rows,
     sort,
+    sparse,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "rope",
     "rows",
     "sort",
+    "sparse",
 ]

@@ -12,6 +12,7 @@ from . import (
     rope,
     rows,
     sort,
+    sparse,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "rope",
     "rows",
     "sort",
+    "sparse",
 ]
