@@ -354,7 +354,7 @@ class Context(GraphContext):
         scheduler = self._open_scheduler()
         backends = {b.device.buffer_type: b for b in reversed(self._backends.values())}
         for node in graph.graph.nodes:
-            if node.op is Op.FLASH_ATTN_EXT:
+            if node.op in (Op.FLASH_ATTN_EXT, Op.INDEX_SCORES):
                 backend = backends[node.src[1].root.buffer.buft]
                 if backend.supports_op(node):
                     scheduler.set_tensor_backend(node, backend)

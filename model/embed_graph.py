@@ -19,7 +19,7 @@ from ..graph.tensor import Tensor
 from .arch import GraphInputs, KVLayer
 from .graphs import StepGraph, in_place
 from .kv_pages import PAGE_SIZE
-from .layer_memory import groups_of
+from .layer_memory import groups_of, index_of
 from .loader import LoadedModel
 from .pooling import Pooling
 
@@ -55,6 +55,7 @@ class EmbedGraph(StepGraph):
         self.causal = model.hp.causal
         self.temperature = model.arch.temperature
         self.windows = [group.window for group in groups_of(memory)]
+        self.index = index_of(memory)
         kv = step_kv(model, (params.n_pages + 1) * PAGE_SIZE)
         self.rows = model.arch.build_embeddings(
             model.weights, self.inputs, kv, page_size=PAGE_SIZE, n_ctx=n_ctx
@@ -108,6 +109,11 @@ class EmbedGraph(StepGraph):
             own_cells[:n], own_cells[n:] = cells, scratch * PAGE_SIZE
             begin[:n], begin[n:] = 0 if window is None else window.begin(pos), 0
             end[:n], end[n:] = last if window is None else window.ends(pos, last), 1
+        rows, n_chosen = self.inputs.rows, self.inputs.n_chosen
+        if self.index is not None and rows is not None and n_chosen is not None:
+            in_place(rows)[0][:] = np.arange(rows.ne[0], dtype=np.int32)
+            chosen = in_place(n_chosen)[0]
+            chosen[:n], chosen[n:] = np.minimum(last, self.index[1].top_k), 1
 
 
 def step_kv(model: LoadedModel, n_cells: int) -> list[KVLayer | None]:

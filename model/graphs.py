@@ -23,7 +23,7 @@ from .arch import Architecture, GraphInputs
 from .batch import UBatch
 from .kv_memory import KVMemory
 from .kv_sequence import KVPool
-from .layer_memory import Window, groups_of
+from .layer_memory import Window, groups_of, index_of
 from .loader import LoadedModel
 from .outputs import Outputs
 from .state_slots import NO_SLOT, SCRATCH_SLOT
@@ -87,6 +87,7 @@ class DecodeGraph(StepGraph):
     ) -> None:
         self.temperature = arch.temperature
         self.windows = [group.window for group in groups_of(arch.hp.memory)]
+        self.index = index_of(arch.hp.memory)
         self.params = params
         self.inputs = inputs
         self.outputs = Outputs(logits, params.n_top, masked=params.masked)
@@ -106,6 +107,8 @@ class DecodeGraph(StepGraph):
             None if (scales := inputs.lora_scales) is None else in_place(scales).view(np.float32),
             None if inputs.slots is None else in_place(inputs.slots),
             None if (hidden := inputs.hidden) is None else in_place(hidden).view(np.float32),
+            None if (n_chosen := inputs.n_chosen) is None else in_place(n_chosen)[0],
+            None if (rows := inputs.rows) is None else in_place(rows)[0],
             [
                 _GroupArrays(
                     in_place(g.pages),
@@ -135,7 +138,8 @@ class DecodeGraph(StepGraph):
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, hidden, groups = self._arrays
+        arrays = self._arrays
+        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, hidden, *_, groups = arrays
         # lists first: NumPy takes as long for one number as for a short list
         all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
         for run in ubatch.runs:
@@ -154,6 +158,12 @@ class DecodeGraph(StepGraph):
             seq[n:] = self.params.n_seqs
         for g, group in enumerate(groups):
             group.set(ubatch, g, pos)
+        if self.index is not None and arrays.rows is not None and arrays.n_chosen is not None:
+            il, index = self.index
+            g = self.inputs.group_of[il]
+            assert g is not None, "layers with an indexer have latent rows"
+            arrays.rows[:] = np.arange(len(arrays.rows), dtype=np.int32)
+            np.minimum(groups[g].end, index.top_k, out=arrays.n_chosen)
         if self.temperature is not None and attn_scale is not None:
             attn_scale[:] = self.temperature.of(pos).view(np.int32)
         if slots is not None:
@@ -231,6 +241,8 @@ class _Arrays(NamedTuple):
     lora_scales: F32Array | None  # [n, n_parts]
     slots: I32Array | None  # [n, 2]
     hidden: F32Array | None  # [n, n_embd]
+    n_chosen: I32Array | None
+    rows: I32Array | None
     groups: list[_GroupArrays]
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from ..base.errors import UnsupportedModelError
 from .gguf import Array
 from .keys import Keys
-from .layer_memory import Kind, LayerMemory, Window
+from .layer_memory import Index, Kind, LayerMemory, Window
 
 # llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS; a file with more is broken
 MAX_LAYERS: Final = 512
@@ -58,6 +58,7 @@ class Layer:
         kv_layer: the layer whose keys and values it uses; None: its own.
         latent: values are the first elements of keys, and are not stored.
         states: elements of each state that it keeps of a sequence, such as a convolution's.
+        index: its sparse indexer, see `LayerMemory`.
     """
 
     n_head: int
@@ -70,6 +71,7 @@ class Layer:
     kv_layer: int | None = None
     latent: bool = False
     states: tuple[int, ...] = ()
+    index: Index | None = None
 
     @property
     def n_embd_k(self) -> int:
@@ -92,7 +94,10 @@ class Layer:
             kind = Kind.STATE if self.states else Kind.NONE
             return LayerMemory(kind, states=self.states)
         if self.latent:
-            return LayerMemory(Kind.LATENT, self.n_embd_k, self.n_embd_v, states=self.states)
+            n_embd_k = self.n_embd_k + (self.index.n_embd if self.index is not None else 0)
+            return LayerMemory(
+                Kind.LATENT, n_embd_k, self.n_embd_v, states=self.states, index=self.index
+            )
         kind = Kind.FULL if self.window is None else Kind.WINDOW
         return LayerMemory(kind, self.n_embd_k, self.n_embd_v, self.window, states=self.states)
 

@@ -224,6 +224,7 @@ def _check_types(memory: Sequence[LayerMemory], params: ContextParams) -> None:
             f"must be F16 (the default) or that of type_k, {params.type_k.name}"
         )
     all_k = [m.n_embd_k for m in memory] + [m.n_embd_v for m in latent]
+    all_k += [m.index.n_embd for m in latent if m.index is not None]
     all_v = [m.n_embd_v for m in others]
     for name, type, sizes in (("type_k", params.type_k, all_k), ("type_v", params.type_v, all_v)):
         wrong = next((n for n in sizes if n % type.block_size), None)

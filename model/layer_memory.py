@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -76,17 +76,31 @@ class Window:
         return f"{'chunks' if self.chunked else 'window'} {self.n_swa}"
 
 
+class Index(NamedTuple):
+    """A sparse indexer of a LATENT layer (DeepSeek Sparse Attention).
+
+    Attributes:
+        n_embd: elements of one token's key for it, the last ones of the token's row.
+        top_k: the number of positions that a token attends to.
+    """
+
+    n_embd: int
+    top_k: int
+
+
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
     """The memory of one layer.
 
     Attributes:
-        n_embd_k: elements of one token's keys.
+        n_embd_k: elements of one token's keys, with those of its indexer.
         n_embd_v: elements of one token's values; a LATENT layer does not store them.
         window: the positions that a token sees; None: all up to its own.
         layer: the layer whose memory a SHARED layer uses. Its sizes and window are equal.
         states: elements (F32) of each state of a sequence. A layer of any kind may have some beside
             its keys and values.
+        index: its sparse indexer; None: tokens attend to all positions that they see, or to those
+            that an earlier layer chose.
     """
 
     kind: Kind
@@ -95,6 +109,7 @@ class LayerMemory:
     window: Window | None = None
     layer: int | None = None
     states: tuple[int, ...] = ()
+    index: Index | None = None
 
     def __post_init__(self) -> None:
         assert (self.layer is not None) == (self.kind is Kind.SHARED), f"layer of {self}"
@@ -129,6 +144,12 @@ def state_group(memory: Sequence[LayerMemory]) -> Group | None:
     """Return the group of all layers with states; None: there are none."""
     layers = tuple(il for il, layer in enumerate(memory) if layer.states)
     return Group(Kind.STATE, None, layers) if layers else None
+
+
+def index_of(memory: Sequence[LayerMemory]) -> tuple[int, Index] | None:
+    """Return the first layer with a sparse indexer, and that; all have the same. None: no layer
+    has one."""
+    return next(((il, m.index) for il, m in enumerate(memory) if m.index is not None), None)
 
 
 def group_indices(memory: Sequence[LayerMemory]) -> tuple[int | None, ...]:

@@ -35,7 +35,7 @@ USUAL_TYPES: Final = (
     *(GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0),
     *(GGMLType.F16, GGMLType.BF16, GGMLType.F32),
 )
-ON_PAGES: Final = frozenset({Op.FLASH_ATTN_EXT, Op.SET_ROWS, *WRITTEN_SOURCES})
+ON_PAGES: Final = frozenset({Op.FLASH_ATTN_EXT, Op.INDEX_SCORES, Op.SET_ROWS, *WRITTEN_SOURCES})
 _LAYER: Final = re.compile(r"-(\d+)$")  # at the end of a node's name, see model/arch/layer_build.py
 UNNAMED: Final = "node_"
 _EMBEDDING: Final = -1  # stands for a layer: the token embedding has none

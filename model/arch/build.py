@@ -45,6 +45,7 @@ class GraphBuild:
         control: the direction of each layer that control vectors steer, [n_embd].
         states: the states of each layer that has some, each [size, n_slots].
         written: for each layer, its keys and values with those of this step.
+        chosen: for each layer with sparse attention, the cells that tokens attend to.
         embeddings: the last layer's normalized output, if an output matrix follows it.
         hidden: the hidden states of all tokens are added here; None: they are not kept.
     """
@@ -60,6 +61,7 @@ class GraphBuild:
     control: Mapping[int, Tensor] = field(default_factory=dict)
     states: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
     written: dict[int, KVLayer] = field(default_factory=dict)
+    chosen: dict[int, Tensor] = field(default_factory=dict)
     embeddings: list[Tensor] = field(default_factory=list)
     hidden: list[Tensor] | None = None
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from ...graph import GGMLType, Op, Tensor, ops
-from ..layer_memory import Kind, LayerMemory, group_indices, groups_of, state_group
+from ..layer_memory import Kind, LayerMemory, group_indices, groups_of, index_of, state_group
 
 ALIGNED: Final = 16  # elements, so that every input begins at a cache line
 
@@ -48,6 +48,9 @@ class GraphInputs:
         lora_scales: F32 [n_parts, n_tokens] scales of adapters, see `Adapted`; None: without.
         slots: I32 [2, n_tokens] the slot that has the states before each token (-1: all zeros), and
             the slot that gets those after it; None: no layer has states.
+        rows: I32 [n_tokens] the numbers of tokens, 0 to n_tokens - 1; None: no layer has a sparse
+            indexer.
+        n_chosen: I32 [n_tokens] how many positions each token attends to in such layers; or None.
         hidden: F32 [n_embd, n_tokens] hidden states of another model, see `NextN`; None: without.
         groups: inputs of each group of layers.
         group_of: for each layer, the index of its group; None: it has no memory.
@@ -61,6 +64,8 @@ class GraphInputs:
     attn_scale: Tensor
     lora_scales: Tensor | None
     slots: Tensor | None
+    rows: Tensor | None
+    n_chosen: Tensor | None
     hidden: Tensor | None
     groups: tuple[GroupInputs, ...]
     group_of: tuple[int | None, ...]
@@ -83,6 +88,7 @@ class GraphInputs:
         shapes = {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
         shapes |= {"attn_scale": one, "lora_scales": (n_parts, n_tokens)}
         shapes["slots"] = (2, n_tokens if state_group(memory) else 0)
+        shapes["rows"] = shapes["n_chosen"] = (n_tokens if index_of(memory) else 0,)
         shapes["hidden"] = (n_hidden, n_tokens)
         every = list(shapes.items())
         for group in groups_of(memory):
@@ -97,7 +103,7 @@ class GraphInputs:
             for (name, ne), begin in zip(every, begins, strict=False)
         ]
         shared: dict[str, Any] = dict(zip(shapes, views, strict=False))
-        for name in ("lora_scales", "slots", "hidden"):
+        for name in ("lora_scales", "slots", "rows", "n_chosen", "hidden"):
             if not shared[name].n_elements:
                 shared[name] = None
         rest = views[len(shapes) :]

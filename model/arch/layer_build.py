@@ -229,38 +229,45 @@ class LayerBuild:
         max_bias: float = 0.0,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Write this step's keys and values into the pool, and attend.
 
         Args:
             q: [head_dim_k, n_head, n_tokens].
-            k: [head_dim_k, n_head_kv, n_tokens], or [n_embd_k, n_tokens]. None: the keys and
-                values of layer `shape.kv_layer` are used.
+            k: [head_dim_k, n_head_kv, n_tokens], or [n_embd_k, n_tokens]. None: those that were
+                stored are used, or the keys and values of layer `shape.kv_layer`.
             v: [n_embd_v, n_tokens], or [head_dim_v, n_head_kv, n_tokens]. None beside keys: they
                 are the first elements of keys.
             scale: factor of the scores; None: 1 / sqrt(head_dim_k).
             max_bias, softcap, sinks: see `ops.flash_attn_ext`.
+            chosen: the cells that tokens attend to, see `choose`; None: all that they see.
 
         Returns:
             [head_dim_v * n_head, n_tokens].
         """
         g, shape = self.g, self.shape
         if k is not None:
-            g.written[self.il] = self._write(k, v)
+            self.store(k, v)
         kv = g.written[self.il if shape.kv_layer is None else shape.kv_layer]
-        values = kv.v or ops.view(kv.k, (shape.n_embd_v, kv.k.ne[1]), kv.k.nb[:2])
+        keys = kv.k if kv.k.ne[0] == shape.n_embd_k else _elements(kv.k, 0, shape.n_embd_k)
         inputs, group = g.inputs, g.inputs.group(self.il)
+        pages, seq, end, page_size = group.pages, inputs.seq, group.end, g.page_size
+        if chosen is not None:  # pages of one cell, and each token is a sequence of its own
+            assert inputs.rows is not None, "no layer has a sparse indexer"
+            assert inputs.n_chosen is not None, "no layer has a sparse indexer"
+            pages, seq, end, page_size = chosen, inputs.rows, inputs.n_chosen, 1
         x = ops.flash_attn_ext(
             q,
-            kv.k,
-            values,
-            group.pages,
-            inputs.seq,
+            keys,
+            kv.v or _elements(kv.k, 0, shape.n_embd_v),
+            pages,
+            seq,
             inputs.pos,
             group.begin,
-            group.end,
+            end,
             sinks,
-            page_size=g.page_size,
+            page_size=page_size,
             scale=1.0 / math.sqrt(shape.head_dim_k) if scale is None else scale,
             max_bias=max_bias,
             softcap=softcap,
@@ -269,10 +276,28 @@ class LayerBuild:
         x = self.named(x, "fattn")
         return self.named(ops.reshape(x, (x.ne[0] * x.ne[1], x.ne[2])), "kqv_out")
 
-    def _write(self, k: Tensor, v: Tensor | None) -> KVLayer:
-        """Return the pool's keys and values after this step's are written.
+    def choose(self, q: Tensor, weights: Tensor, top_k: int) -> Tensor:
+        """Return the cells of the positions with the best scores, [top_k, n_tokens] or fewer.
 
-        Attention reads these results, not the pool, so that it comes after the writes.
+        Args:
+            q: an indexer's queries, [size, n_head, n_tokens]. Its keys are stored, as the last
+                elements of a token's row.
+            weights: of its heads, [n_head, n_tokens].
+            top_k: the number of positions.
+        """
+        inputs, group, page_size = self.g.inputs, self.g.inputs.group(self.il), self.g.page_size
+        k = _elements(self.g.written[self.il].k, self.shape.n_embd_k, q.ne[0])
+        scores = ops.index_scores(
+            q, k, weights, group.pages, inputs.seq, group.end, page_size=page_size, top_k=top_k
+        )
+        best = ops.top_k(self.named(scores, "index_scores"), min(top_k, scores.ne[0]))
+        cells = ops.page_cells(best, group.pages, inputs.seq, page_size=page_size)
+        return self.named(cells, "chosen")
+
+    def store(self, k: Tensor, v: Tensor | None) -> None:
+        """Write this step's keys and values into the pool.
+
+        Attention reads the results of these writes, not the pool, so that it comes after them.
         """
         pool, cells = self.g.kv[self.il], self.g.inputs.group(self.il).cells
         assert pool is not None, f"layer {self.il} has no keys and values"
@@ -281,7 +306,7 @@ class LayerBuild:
             rows = ops.reshape(x, (x.n_elements // self.g.n_tokens, self.g.n_tokens))
             return self.named(ops.set_rows(to, rows, cells), name)
 
-        return KVLayer(
+        self.g.written[self.il] = KVLayer(
             written(pool.k, k, "cache_k"),
             None if v is None or pool.v is None else written(pool.v, v, "cache_v"),
         )
@@ -325,3 +350,8 @@ class LayerBuild:
         """Return the product of a feed-forward part's last matrix, [n_embd, n_tokens]."""
         y = self.linear(hidden, f"ffn_down{suffix}", self.hp.n_embd, bias)
         return self.named(y, f"ffn_out{suffix}")
+
+
+def _elements(rows: Tensor, begin: int, n: int) -> Tensor:
+    """Return a view of n elements of each row of a matrix, from `begin` on."""
+    return ops.view(rows, (n, rows.ne[1]), rows.nb[:2], rows.type.row_size(begin))

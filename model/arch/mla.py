@@ -52,7 +52,7 @@ class ExpandedMLA(Decoder):
         kv = b.linear(latent, "attn_kv_b", n_kv)
         k, v = split(b.heads(kv, n_nope + shape.head_dim_v), n_nope)
         k_pe = ops.repeat(k_pe, (n_rot, n_head, x.ne[1]))
-        q, q_pe = self.queries(b, x, shape.head_dim_k)
+        q, q_pe = self.queries(b, self.query_rows(b, x), shape.head_dim_k)
         q = ops.concat(q, q_pe, 0)
         return self.project(b, self.attend(b, q, ops.concat(k, k_pe, 0), ops.cont(v)))
 
@@ -65,14 +65,17 @@ class ExpandedMLA(Decoder):
         k_pe = self.rope(b, k_pe, "k_pe")
         return b.norm(latent, "attn_kv_a_norm"), k_pe
 
-    def queries(self, b: LayerBuild, x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    def query_rows(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return what queries are made of: their latent form if they have one, else x."""
+        if not self.q_lora_rank:
+            return x
+        return b.norm(b.linear(x, "attn_q_a", self.q_lora_rank), "attn_q_a_norm")
+
+    def queries(self, b: LayerBuild, rows: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
         """Return the queries [head_dim - n_rot, n_head, n_tokens] of all heads, and their rotated
         elements [n_rot, n_head, n_tokens]."""
-        name = "attn_q"
-        if self.q_lora_rank:
-            x = b.norm(b.linear(x, "attn_q_a", self.q_lora_rank), "attn_q_a_norm")
-            name = "attn_q_b"
-        q = b.heads(b.named(b.linear(x, name, head_dim * b.shape.n_head), "q"), head_dim)
+        name = "attn_q_b" if self.q_lora_rank else "attn_q"
+        q = b.heads(b.named(b.linear(rows, name, head_dim * b.shape.n_head), "q"), head_dim)
         if self.temperature is not None:
             q = b.tempered(q)
         q, q_pe = split(q, head_dim - self.n_rot)
@@ -118,14 +121,24 @@ class MLA(ExpandedMLA):
         n_head, rank = b.shape.n_head, self.kv_lora_rank
         latent, k_pe = self.compressed(b, x)
         row = ops.concat(latent, k_pe, 0)
-        q, q_pe = self.queries(b, x, self.head_dim)
+        q_rows = self.query_rows(b, x)
+        q, q_pe = self.queries(b, q_rows, self.head_dim)
         n_nope = self.head_dim - self.n_rot
         k_b = b.required("attn_k_b.weight", (n_nope, rank, n_head), Op.MUL_MAT)
         q = ops.concat(b.named(by_head(k_b, q), "q_nope_absorbed"), q_pe, 0)
-        y = b.heads(b.attend(q, row, None, scale=self.scale), rank)
+        y = b.heads(self.attend_rows(b, q, row, x, q_rows), rank)
         v_b = b.required("attn_v_b.weight", (rank, self.head_dim_v, n_head), Op.MUL_MAT)
         y = ops.cont(by_head(v_b, y))
         return self.project(b, ops.reshape(y, (self.head_dim_v * n_head, x.ne[1])))
+
+    def attend_rows(
+        self, b: LayerBuild, q: Tensor, row: Tensor, x: Tensor, q_rows: Tensor
+    ) -> Tensor:
+        """Store the latent rows of x [n_embd, n_tokens], and attend to those of all tokens.
+
+        `q_rows`: what queries are made of. Return [kv_lora_rank * n_head, n_tokens].
+        """
+        return b.attend(q, row, None, scale=self.scale)
 
     def ignores(self, tensor: str) -> bool:
         """Some files have the matrix of the expanded form, too."""

@@ -13,6 +13,7 @@ from ...base.errors import UnsupportedModelError
 from ...graph import Op, Tensor, ops
 from ..hparams import HParams
 from ..keys import Keys
+from ..layer_memory import index_of
 from .base import Architecture
 from .build import GraphBuild
 from .decoder import Decoder
@@ -42,8 +43,10 @@ class NextN(Architecture):
                 f"{keys.path}: draft-mtp: the file has no block that predicts further tokens "
                 f"(tensor blk.{il}.nextn.eh_proj.weight); use -md with a small model"
             )
-        if not isinstance(decoder, Decoder) or any(
-            getattr(kind, name) is not getattr(Decoder, name) for name in PLAIN
+        if (
+            not isinstance(decoder, Decoder)
+            or any(getattr(kind, name) is not getattr(Decoder, name) for name in PLAIN)
+            or index_of(hp.memory) is not None  # a block may use the choice of another layer
         ):
             raise UnsupportedModelError(
                 f"{keys.path}: draft-mtp: blocks of architecture {hp.arch!r} are not supported; "

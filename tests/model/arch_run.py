@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lamella.alloc import alloc_tensors, tensor_get, tensor_set
 from lamella.graph import GGMLType, Graph, Tensor
 from lamella.model.arch import GraphInputs, KVLayer
-from lamella.model.layer_memory import groups_of
+from lamella.model.layer_memory import groups_of, index_of
 from lamella.model.loader import LoadedModel
 from lamella.sched import Scheduler
 
@@ -77,6 +77,10 @@ class Runner:
             begin = pos * 0 if window is None else window.begin(pos)
             values += [(group.pages, self.pages), (group.cells, cells)]
             values += [(group.begin, begin), (group.end, pos + 1)]
+        index = index_of(self.model.hp.memory)
+        if index is not None and inputs.rows is not None and inputs.n_chosen is not None:
+            values.append((inputs.rows, np.arange(len(batch))))
+            values.append((inputs.n_chosen, np.minimum(pos + 1, index[1].top_k)))
         if inputs.slots is not None:  # the slot of a sequence is its number + 1
             values.append((inputs.slots, np.stack([np.where(pos > 0, seq + 1, -1), seq + 1], 1)))
         for leaf, value in values:

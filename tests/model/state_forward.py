@@ -42,12 +42,17 @@ def relu_sqr(x: F64Array) -> F64Array:
     return y
 
 
+def softmax(x: F64Array) -> F64Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    y: F64Array = e / e.sum(-1, keepdims=True)
+    return y
+
+
 def attended(q: F64Array, k: F64Array, v: F64Array, scale: float) -> F64Array:
     """Causal attention of heads [n_head, n_tokens, size]; heads of keys are shared in groups."""
     k, v = (np.repeat(y, len(q) // len(y), axis=0) for y in (k, v))
     scores = np.where(np.tri(q.shape[1]), q @ k.transpose(0, 2, 1) * scale, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    return (p / p.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
+    return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
 
 def rotated(x: F64Array) -> F64Array:
@@ -64,6 +69,7 @@ class Forward:
     def __init__(self, path: Path, keys: Mapping[str, Any]) -> None:
         self.keys = keys
         with open_gguf(path) as file:
+            self.arch = file.metadata.str("general.architecture")
             self.weights = {
                 name: file.read(info).view(np.float32).reshape(info.ne[::-1]).astype(np.float64)
                 for name, info in file.tensors.items()

@@ -5,28 +5,20 @@ And their bits in batches, in chunks, and on two devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from arch_bits import check_bits
 from arch_goldens import log_softmax
 from arch_run import Runner
-from placed import placed
 from state_forward import Bamba, FalconMamba, Forward, KimiLinear, NemotronH, PLaMo2
 from state_models import COMMON, KEYS, MORE, write_state_model
 
-from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.devices import find_devices
 from lamella.kernels.sim import SimDevice
-from lamella.model.batch import Batch
-from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.params import ContextParams
-from lamella.model.placement import Placement, moe_overrides
+from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
 TOKENS = [1, *(5 + i * 11 % 200 for i in range(23))]
@@ -63,42 +55,8 @@ def check(arch: str, keys: dict[str, Any], path: Path) -> None:
     assert np.abs(found - expected).max() < 1e-4
 
 
-@contextmanager
-def opened(path: Path, n_gpu_layers: int = 0, *, cpu_moe: bool = False) -> Iterator[Context]:
-    """Open a context on the CPU, with layers on a simulated GPU."""
-    cpu = CpuDevice(repack=False)  # as a simulated GPU does not
-    devices = tuple(find_devices(["sim"] if n_gpu_layers else [], cpu))
-    overrides = moe_overrides(n_gpu_layers, -1, cpu.buffer_type) if cpu_moe else ()
-    with (
-        load_model(path, placed(cpu, devices, overrides, n_gpu_layers=n_gpu_layers)) as model,
-        Context(model, ContextParams(n_ctx=128, n_parallel=2)) as context,
-    ):
-        yield context
-
-
-def logits(context: Context, *cuts: int) -> npt.NDArray[np.float32]:
-    """Return the logits after each of TOKENS. With cuts, another sequence is in the batches."""
-    seq, other = context.pool.new_sequence(), context.pool.new_sequence()
-    context.append(seq, len(TOKENS))
-    context.append(other, len(TOKENS))
-    rows, n = [], len(TOKENS)
-    for begin, end in zip((0, *cuts), (*cuts, n), strict=True):
-        batch = Batch()
-        if cuts:
-            batch.add(TOKENS[n - end : n - begin], other, begin)
-        batch.add(TOKENS[begin:end], seq, begin, n_outputs=end - begin)
-        rows.append(context.decode(batch).copy())
-    return np.concatenate(rows)
-
-
 @pytest.mark.parametrize("arch", FORWARDS)
 def test_bits_depend_neither_on_the_batch_nor_on_the_split(arch: str, tmp_path: Path) -> None:
     path, keys = tmp_path / "tiny.gguf", MORE.get(arch) or KEYS[arch]
     write_state_model(arch, path, keys)
-    with opened(path) as context:
-        alone = logits(context)
-    with opened(path, 2) as context:
-        assert logits(context, 5, 6, 19).tobytes() == alone.tobytes()
-    if "expert_count" in keys:
-        with opened(path, keys["block_count"] + 1, cpu_moe=True) as context:
-            assert logits(context, 11).tobytes() == alone.tobytes()
+    check_bits(path, keys, TOKENS)
