@@ -1,4 +1,4 @@
-"""Tiny models with states, and random weights: a file from an architecture's keys.
+"""Tiny models with states or a sparse indexer, and random weights: a file from keys.
 
 The shapes of their weights are those that the architecture declares.
 """
@@ -92,6 +92,30 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
         "expert_weights_scale": 2.446,
         "expert_gating_func": 2,
     },
+}
+# of deepseek32 and glm-dsa; only the first layer of the latter gets an indexer
+SPARSE: Final[dict[str, Any]] = {
+    "block_count": 3,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": 48,
+    "attention.kv_lora_rank": 64,
+    "attention.key_length": 96,
+    "attention.value_length": 64,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 16,
+    "attention.indexer.head_count": 5,
+    "attention.indexer.key_length": 64,
+    "attention.indexer.top_k": 6,
+    "rope.dimension_count": 32,
+    "leading_dense_block_count": 1,
+    "expert_count": 6,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 1,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
 }
 FUSED: Final = ("plamo2",)  # their files have fused tensors, and names without ".weight"
 # those of layers that no golden model has

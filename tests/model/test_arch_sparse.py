@@ -11,7 +11,7 @@ from arch_bits import check_bits, logits, opened
 from arch_goldens import log_softmax
 from arch_run import Runner
 from state_forward import F64Array, KimiLinear, normed, rotated, softmax
-from state_models import COMMON, write_state_model
+from state_models import COMMON, SPARSE, write_state_model
 
 from lamella.base.errors import ModelFileError
 from lamella.graph import GGMLType
@@ -20,30 +20,6 @@ from lamella.model.loader import load_model
 from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
-TOP_K: Final = 6
-SHARED: Final[dict[str, Any]] = {
-    "block_count": 3,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 1,
-    "attention.q_lora_rank": 48,
-    "attention.kv_lora_rank": 32,
-    "attention.key_length": 40,
-    "attention.value_length": 32,
-    "attention.key_length_mla": 24,
-    "attention.value_length_mla": 16,
-    "attention.indexer.head_count": 5,
-    "attention.indexer.key_length": 24,
-    "attention.indexer.top_k": TOP_K,
-    "rope.dimension_count": 8,
-    "leading_dense_block_count": 1,
-    "expert_count": 6,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 32,
-    "expert_shared_count": 1,
-    "expert_weights_scale": 2.5,
-    "expert_weights_norm": True,
-    "expert_gating_func": 2,
-}
 ARCHS: Final = ("deepseek32", "glm-dsa")  # only the first layer of the second one has an indexer
 TOKENS: Final = [1, *(5 + i * 11 % 200 for i in range(23))]
 
@@ -89,7 +65,7 @@ class Sparse(KimiLinear):
         weights = x @ w("indexer.proj.weight").T
         scores = np.einsum("th,htj->tj", weights, np.maximum(q @ k.transpose(0, 2, 1), 0))
         scores = np.where(np.tri(len(x)), scores, -np.inf)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : self.keys["attention.indexer.top_k"]]
         chosen = np.zeros(scores.shape, bool)
         np.put_along_axis(chosen, best, True, axis=1)
         return chosen & np.tri(len(x), dtype=bool)
@@ -98,8 +74,8 @@ class Sparse(KimiLinear):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_log_probabilities(arch: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    write_state_model(arch, path, SHARED)
-    forward = Sparse(path, {**COMMON, **SHARED})
+    write_state_model(arch, path, SPARSE)
+    forward = Sparse(path, {**COMMON, **SPARSE})
     expected = log_softmax(forward.logits(TOKENS).astype(np.float32))
     runner = Runner(load_model(path, Placement(cpu=SimDevice("CPU", DeviceType.CPU))))
     try:
@@ -111,15 +87,15 @@ def test_log_probabilities(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_bits_depend_neither_on_the_batch_nor_on_the_split(arch: str, tmp_path: Path) -> None:
-    write_state_model(arch, tmp_path / "tiny.gguf", SHARED)
-    check_bits(tmp_path / "tiny.gguf", SHARED, TOKENS)
+    write_state_model(arch, tmp_path / "tiny.gguf", SPARSE)
+    check_bits(tmp_path / "tiny.gguf", SPARSE, TOKENS)
 
 
 def test_short_texts_have_the_logits_of_dense_attention(tmp_path: Path) -> None:
     """A token that sees no more positions than it may choose attends to all of them."""
-    few = {key: n for key, n in SHARED.items() if ".indexer." not in key}
+    few = {key: n for key, n in SPARSE.items() if ".indexer." not in key}
     write_state_model("deepseek2", tmp_path / "dense.gguf", few)
-    many = SHARED | {"attention.indexer.top_k": len(TOKENS)}
+    many = SPARSE | {"attention.indexer.top_k": len(TOKENS)}
     write_state_model("deepseek32", tmp_path / "sparse.gguf", many)
     with opened(tmp_path / "dense.gguf") as context:
         dense = logits(context, TOKENS)
@@ -128,22 +104,14 @@ def test_short_texts_have_the_logits_of_dense_attention(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_a_token_is_its_row_and_the_key_of_the_indexer(tmp_path: Path) -> None:
-    write_state_model("glm-dsa", tmp_path / "tiny.gguf", SHARED)
+    write_state_model("glm-dsa", tmp_path / "tiny.gguf", SPARSE)
     with opened(tmp_path / "tiny.gguf") as context:
         sizes = [layer.cell_bytes for layer in context.kv.layers if layer is not None]
-    assert sizes == [2 * (40 + 24), 2 * 40, 2 * 40]
+    assert sizes == [2 * (96 + 64), 2 * 96, 2 * 96]
 
 
 def test_quantized_rows(tmp_path: Path) -> None:
-    keys = SHARED | {
-        "attention.kv_lora_rank": 64,
-        "attention.value_length": 64,
-        "attention.key_length": 96,
-        "attention.key_length_mla": 48,
-        "rope.dimension_count": 32,
-        "attention.indexer.key_length": 32,
-    }
-    write_state_model("deepseek32", tmp_path / "tiny.gguf", keys)
+    write_state_model("deepseek32", tmp_path / "tiny.gguf", SPARSE)
     q8_0 = GGMLType.Q8_0
     with opened(tmp_path / "tiny.gguf", type_k=q8_0, type_v=q8_0) as context:
         found = logits(context, TOKENS)
@@ -155,12 +123,12 @@ def test_quantized_rows(tmp_path: Path) -> None:
     [
         ({"attention.q_lora_rank": 0}, "attention.q_lora_rank is 0: must be above 0"),
         ({"attention.indexer.top_k": 0}, "attention.indexer.top_k is 0: must be"),
-        ({"attention.indexer.key_length": 4}, "attention.indexer.key_length is 4: must be 8"),
+        ({"attention.indexer.key_length": 16}, "attention.indexer.key_length is 16: must be 32"),
         ({"attention.key_length_mla": None}, "attention.key_length_mla is absent"),
         ({"attention.indexer.head_count": None}, "attention.indexer.head_count"),
     ],
 )
 def test_what_is_refused(keys: dict[str, Any], named: str, tmp_path: Path) -> None:
-    merged = {key: value for key, value in (SHARED | keys).items() if value is not None}
+    merged = {key: value for key, value in (SPARSE | keys).items() if value is not None}
     with pytest.raises(ModelFileError, match=named):
         write_state_model("deepseek32", tmp_path / "tiny.gguf", merged)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from latent_models import write_latent
 from open_params import open_params
+from state_models import SPARSE, write_state_model
 from tiny_models import TINY, write_model
 
 from lamella.graph import GGMLType
@@ -47,11 +48,13 @@ def run(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("name", ["llama", "qwen3moe", "latent"])
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "latent", "sparse"])
 def test_cached_prefixes_change_no_bit(tmp_path: Path, name: str, placement: str) -> None:
     path = tmp_path / "tiny.gguf"
     if name == "latent":
         write_latent(path, type=GGMLType.Q8_0)
+    elif name == "sparse":
+        write_state_model("glm-dsa", path, SPARSE)
     else:
         write_model(TINY[name], path, GGMLType.Q8_0)
     prompts = [PROMPT[:n] + more for n in (81, 64, 65, 63, 7, 32) for more in ([], [9, 8, 7])]
