@@ -17,6 +17,8 @@ from ..tensor import Tensor
 from ..types import KV_TYPES, GGMLType
 from .check import require, require_type
 
+LOWEST = -3.4028234663852886e38  # the lowest finite score
+
 
 def index_scores(
     q: Tensor,
@@ -32,8 +34,8 @@ def index_scores(
     """The scores of positions of a paged pool, [n_pages * page_size, n_tokens].
 
     That of position j < end[t] is the sum over heads h of weights[h, t] * max(0, q[:, h, t] · k of
-    j). If end[t] is at most `top_k`, it is 0, as all positions are chosen. Other positions have
-    minus infinity.
+    j). If end[t] is at most `top_k`, it is 0, as all positions are chosen. Positions from end[t] on
+    have minus infinity, and the others at least LOWEST, also in place of NaN: they come first.
 
     Args:
         q: F32 [size, n_head, n_tokens].

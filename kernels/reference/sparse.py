@@ -12,6 +12,7 @@ import numpy as np
 
 from ...graph import Tensor
 from ...graph.op import IndexParams, Op, PageParams
+from ...graph.ops.sparse import LOWEST
 from ...graph.tensor import params_of
 from .arrays import Array, NumpyKernel, check_index, dot, read, store, to_f32
 
@@ -32,7 +33,7 @@ def _index_scores(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
         check_index(node, "page", table, srcs[1].shape[2] // page_size)
         k = to_f32(node.src[1].type, srcs[1][0, 0, table * page_size + positions % page_size])
         products = np.stack([np.maximum(dot(k, head), 0) for head in q[t]], axis=1)
-        scores[t, :n] = dot(products, weights[t])
+        scores[t, :n] = np.fmax(dot(products, weights[t]), np.float32(LOWEST))
     store(node.type, dst, scores)
 
 

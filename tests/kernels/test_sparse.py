@@ -8,7 +8,7 @@ import reference_run
 from attention_cases import SEQUENCE, TABLE, index_scores
 from backends import Backend, each_backend
 from cpu_run import compute as cpu_compute
-from reference_run import Array, assert_close, compute, ids, leaf, normal, values_of
+from reference_run import Array, assert_close, compute, data, ids, leaf, normal, values_of
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
@@ -47,6 +47,19 @@ def test_scores(on: Backend) -> None:
     for type in (F32, GGMLType.F16, GGMLType.Q8_0):
         node = index_scores(TOKENS, type, END)
         assert_scores(on.compute(node)[0, 0], formula(node))
+
+
+@each_backend
+def test_positions_that_are_seen_come_first(on: Backend) -> None:
+    """Also if their scores are NaN or below all numbers."""
+    nan, low = (index_scores(TOKENS, F32, END) for _ in range(2))
+    data(nan.src[2])[...] = np.nan
+    data(low.src[2])[...] = -np.inf
+    for node in (nan, low):
+        for scores in (on.compute(node)[0, 0], reference_run.run(node)[0, 0]):
+            for t, n in enumerate(END):
+                assert not np.isnan(scores[t]).any()
+                assert (scores[t, :n] > scores[t, n:].max(initial=-np.inf)).all()
 
 
 @each_backend

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ....graph.op import IndexParams, Op, PageParams
+from ....graph.ops.sparse import LOWEST
 from ....graph.tensor import Tensor, params_of
 from ..compiler.jit import kernel
 from ..params import data, fail, first_of, int_param, nb, ne, row_at, work
@@ -120,13 +121,19 @@ def _score(p, t, seq, first, n, out, queries):
             s0, s1 = fma(vmax(a0, zero()), w, s0), fma(vmax(a1, zero()), w, s1)
             s2, s3 = fma(vmax(a2, zero()), w, s2), fma(vmax(a3, zero()), w, s3)
         to = out + 4 * begin
-        store_f32(to, hsum(s0))
+        _store(to, s0)
         if count > 1:
-            store_f32(to + 4, hsum(s1))
+            _store(to + 4, s1)
         if count > 2:
-            store_f32(to + 8, hsum(s2))
+            _store(to + 8, s2)
         if count > 3:
-            store_f32(to + 12, hsum(s3))
+            _store(to + 12, s3)
+
+
+@inlined
+def _store(to, sums):
+    score = hsum(sums)
+    store_f32(to, score if score > LOWEST else LOWEST)  # also for NaN
 
 
 @implements(Op.INDEX_SCORES)

@@ -36,7 +36,7 @@ DEVICE float score_of(const Params &p, int t, const char *row) {
         for (int h = 0; h < HEADS && first + h < n_head; h++)
             total = fmaf(fmaxf(sums[h], 0.0f), w[first + h], total);
     }
-    return total;
+    return fmaxf(total, -3.4028234663852886e38f);  // also for NaN
 }
 
 // A thread has a position of a token. Grid: (token, block of positions).
