@@ -23,7 +23,7 @@ from .arch import Architecture, GraphInputs
 from .batch import UBatch
 from .kv_memory import KVMemory
 from .kv_sequence import KVPool
-from .layer_memory import Window, groups_of, index_of
+from .layer_memory import Index, Window, groups_of, index_of
 from .loader import LoadedModel
 from .outputs import Outputs
 from .state_slots import NO_SLOT, SCRATCH_SLOT
@@ -138,8 +138,7 @@ class DecodeGraph(StepGraph):
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        arrays = self._arrays
-        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, hidden, *_, groups = arrays
+        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, hidden, *_, groups = self._arrays
         # lists first: NumPy takes as long for one number as for a short list
         all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
         for run in ubatch.runs:
@@ -158,12 +157,8 @@ class DecodeGraph(StepGraph):
             seq[n:] = self.params.n_seqs
         for g, group in enumerate(groups):
             group.set(ubatch, g, pos)
-        if self.index is not None and arrays.rows is not None and arrays.n_chosen is not None:
-            il, index = self.index
-            g = self.inputs.group_of[il]
-            assert g is not None, "layers with an indexer have latent rows"
-            arrays.rows[:] = np.arange(len(arrays.rows), dtype=np.int32)
-            np.minimum(groups[g].end, index.top_k, out=arrays.n_chosen)
+        if self.index is not None:
+            self._set_chosen(*self.index)
         if self.temperature is not None and attn_scale is not None:
             attn_scale[:] = self.temperature.of(pos).view(np.int32)
         if slots is not None:
@@ -185,6 +180,15 @@ class DecodeGraph(StepGraph):
             hidden[n:] = 0
             given = [run.hidden for run in ubatch.runs if run.hidden is not None]
             np.concatenate(given, out=hidden[:n])
+
+    def _set_chosen(self, il: int, index: Index) -> None:
+        """Write how many positions tokens attend to in layers like `il`, which has an indexer."""
+        arrays, g = self._arrays, self.inputs.group_of[il]
+        assert g is not None, "the layer has latent rows"
+        assert arrays.n_chosen is not None, "the graph has a layer with an indexer"
+        assert arrays.rows is not None, "the graph has a layer with an indexer"
+        arrays.rows[:] = np.arange(len(arrays.rows), dtype=np.int32)
+        np.minimum(arrays.groups[g].end, index.top_k, out=arrays.n_chosen)
 
     def read_hidden(self, n_tokens: int) -> F32Array:
         """Return the hidden states of the first tokens, [n_tokens, n_embd]."""

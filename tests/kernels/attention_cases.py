@@ -161,8 +161,8 @@ def index_scores(t: Tokens, type: GGMLType, end: Array, top_k: int = 20) -> Tens
     q, w = leaf(numbers(5, 20, 64)[t]), leaf(numbers(5, 20, seed=3)[t])
     pool = leaf(normal(6 * 32, 96, seed=5), type)
     k = ops.view(pool, (64, pool.ne[1]), pool.nb, type.row_size(32))
-    args = (q, k, w, *map(ids, (TABLE, SEQUENCE[t], end[t])))
-    return ops.index_scores(*args, page_size=32, top_k=top_k)
+    tokens = (ids(TABLE), ids(SEQUENCE[t]), ids(end[t]))
+    return ops.index_scores(q, k, w, *tokens, page_size=32, top_k=top_k)
 
 
 def _long_index_scores(t: Tokens) -> Tensor:

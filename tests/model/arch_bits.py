@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from lamella.model.params import ContextParams
 from lamella.model.placement import moe_overrides
 
 
-def check_bits(path: Path, keys: Mapping[str, Any], tokens: Sequence[int]) -> None:
+def check_bits(path: Path, keys: Mapping[str, Any], tokens: list[int]) -> None:
     """Compare the logits of a model with these keys: on the CPU and split, alone and in batches."""
     with opened(path) as context:
         alone = logits(context, tokens)
@@ -47,7 +47,7 @@ def opened(
         yield context
 
 
-def logits(context: Context, tokens: Sequence[int], *cuts: int) -> npt.NDArray[np.float32]:
+def logits(context: Context, tokens: list[int], *cuts: int) -> npt.NDArray[np.float32]:
     """Return the logits after each token. With cuts, another sequence is in the batches."""
     seq, other = context.pool.new_sequence(), context.pool.new_sequence()
     context.append(seq, len(tokens))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from arch_bits import check_bits, logits, opened
 from arch_goldens import log_softmax
@@ -52,7 +53,7 @@ class Sparse(KimiLinear):
         out: F64Array = y @ w("attn_output.weight").T
         return out
 
-    def choose(self, il: int, x: F64Array, rows: F64Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def choose(self, il: int, x: F64Array, rows: F64Array) -> npt.NDArray[np.bool_]:
         """The positions that each token attends to, [n_tokens, n_tokens]."""
         w, n_rot = self.of(il), self.keys["rope.dimension_count"]
         rotate = turned if self.arch == "glm-dsa" else rotated
@@ -68,7 +69,7 @@ class Sparse(KimiLinear):
         best = np.argsort(-scores, axis=1, kind="stable")[:, : self.keys["attention.indexer.top_k"]]
         chosen = np.zeros(scores.shape, bool)
         np.put_along_axis(chosen, best, True, axis=1)
-        return chosen & np.tri(len(x), dtype=bool)
+        return np.logical_and(chosen, np.tri(len(x)))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
