@@ -27,6 +27,9 @@ UNUSED: Final = frozenset(
         "rope.scaling.finetuned",
         "n_deepstack_layers",
         "nextn_predict_layers",
+        "attention.indexer.types",  # layers with an indexer have its tensors
+        "attention.indexer.top_k_frequency",
+        "attention.indexer.skip_top_k_offset",
     }
 )
 UNUSED_PARTS: Final = ("vision.", "audio.", "classifier.", "dense_")

@@ -110,7 +110,10 @@ class GlmDSA(DeepSeek32):
         return read_experts(keys, self.hp, Gating.SIGMOID)
 
     def with_indexer(self, keys: Keys) -> set[int]:
-        """Return the layers that choose positions: those whose files have an indexer."""
+        """Return the layers that choose positions: those with the tensors of an indexer.
+
+        Others have none in files, beside the key `attention.indexer.types`.
+        """
         names = (f"blk.{il}.indexer.attn_k.weight" for il in range(self.hp.n_layer))
         found = {il for il, name in enumerate(names) if name in keys.file.tensors}
         return found | {0}

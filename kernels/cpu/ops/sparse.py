@@ -63,8 +63,7 @@ def index_scores(p, ith, nth):
     """Scratch memory: queries of a token by element and head, weights, and keys."""
     n_positions, n_tokens = ne(p, 0, 0), ne(p, 0, 1)
     blocks = (n_positions + POSITIONS - 1) // POSITIONS
-    items = n_tokens * blocks
-    for i in range(first_of(items, ith, nth), first_of(items, ith + 1, nth)):
+    for i in range(ith, n_tokens * blocks, nth):  # in turns: the last blocks may not be seen
         t, first = i // blocks, i % blocks * POSITIONS
         seq, end = _of_token(p, SEQ, t), _of_token(p, END, t)
         if seq < 0 or seq >= ne(p, PAGES, 1):
