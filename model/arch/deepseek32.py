@@ -16,7 +16,6 @@ from ..layer_memory import Index
 from .deepseek2 import DeepSeek2
 from .experts import Experts, Gating, read_experts
 from .layer_build import LayerBuild
-from .mla import LENGTH_K
 
 NORM_EPS: Final = 1e-6  # of the indexer's keys, if the file has no key for it
 
@@ -66,8 +65,7 @@ class DeepSeek32(DeepSeek2):
     indexer_rope: ClassVar[RopeMode] = RopeMode.NEOX
 
     def check(self, keys: Keys) -> None:
-        if LENGTH_K not in keys:
-            keys.fail(LENGTH_K, "absent", "files without latent rows are not supported")
+        self.require_absorbed(keys)
         super().check(keys)
         if not self.q_lora_rank:
             keys.fail("attention.q_lora_rank", 0, "must be above 0")

@@ -86,6 +86,7 @@ class KimiLinear(MLA):
         self.scale = 1.0 / math.sqrt(self.head_dim)
 
     def check(self, keys: Keys) -> None:
+        self.require_absorbed(keys)
         self.kda = KDA(
             keys.count("attention.head_count"),
             keys.count("kda.head_dim"),

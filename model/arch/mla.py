@@ -115,6 +115,11 @@ class MLA(ExpandedMLA):
                     keys.fail(f"attention.{name}", found, f"must be {wanted}, as for latent rows")
         self.hp = self.hp.with_layers(lambda _, layer: replace(layer, latent=True))
 
+    def require_absorbed(self, keys: Keys) -> None:
+        """Raise ModelFileError if a file has no latent rows."""
+        if LENGTH_K not in keys:
+            keys.fail(LENGTH_K, "absent", "files without latent rows are not supported")
+
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
         if not self.is_absorbed:
             return super().attention(b, x)

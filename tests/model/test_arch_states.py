@@ -16,6 +16,7 @@ from arch_run import Runner
 from state_forward import Bamba, FalconMamba, Forward, KimiLinear, NemotronH, PLaMo2
 from state_models import COMMON, KEYS, MORE, write_state_model
 
+from lamella.base.errors import ModelFileError
 from lamella.kernels.sim import SimDevice
 from lamella.model.loader import load_model
 from lamella.model.placement import Placement
@@ -60,3 +61,19 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_split(arch: str, tmp_path: 
     path, keys = tmp_path / "tiny.gguf", MORE.get(arch) or KEYS[arch]
     write_state_model(arch, path, keys)
     check_bits(path, keys, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "named"),
+    [
+        ("kimi-linear", {"kda.head_dim": None}, "kimi-linear.kda.head_dim"),
+        ("kimi-linear", {"attention.key_length_mla": None}, "key_length_mla is absent: files wi"),
+        ("kimi-linear", {"attention.head_count_kv": [0, 2, 0]}, "head_count_kv is 2: must be 1"),
+        ("plamo2", {"ssm.group_count": 2}, "plamo2.ssm.group_count is 2: must be 0 or 1"),
+        ("plamo2", {"ssm.time_step_rank": 5}, "time_step_rank is 5: must divide the inner size 96"),
+    ],
+)
+def test_what_is_refused(arch: str, keys: dict[str, Any], named: str, tmp_path: Path) -> None:
+    merged = {key: value for key, value in (KEYS[arch] | keys).items() if value is not None}
+    with pytest.raises(ModelFileError, match=named):
+        write_state_model(arch, tmp_path / "tiny.gguf", merged)
