@@ -23,7 +23,10 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 # tools that no test of the selection runs
-SLOW: Final = ("mypy", "ruff", "build", "selenium", "cuda-bindings", "nvidia-cuda-nvrtc-cu12")
+SLOW: Final = (
+    *("mypy", "ruff", "build", "selenium"),
+    *("cuda-bindings", "nvidia-cuda-nvrtc-cu12", "ray"),
+)
 # models, templates, tokenizers, a server with its clients, grammars, compiled kernels, tools
 SELECTION: Final = (
     "tests/model/test_gguf_read.py",
