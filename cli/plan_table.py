@@ -134,11 +134,15 @@ def _room(device: DevicePlan, n: int) -> str:
 
 
 def _graphs(plan: ModelPlan) -> Table:
-    table = _table(("graph for", "nodes", "splits", "copies", "copied"))
+    names = ["graph for", "nodes", "splits", "copies", "copied"]
+    has_links = plan.prefill.seconds_linked is not None
+    table = _table([*names, "between machines"] if has_links else names)
     for graph in (plan.decode, plan.prefill):
         numbers = map(str, (graph.n_nodes, graph.n_splits, graph.n_copies))
         copied = _size(graph.n_bytes_copied)
-        table.add_row(_plural(graph.n_tokens, "token"), *numbers, copied)
+        linked = graph.seconds_linked
+        last = ["-" if linked is None else f"{1e3 * linked:.2f} ms"] if has_links else []
+        table.add_row(_plural(graph.n_tokens, "token"), *numbers, copied, *last)
     return table
 
 

@@ -36,7 +36,7 @@ from ..model.loader import LoadedModel, place_model
 from ..model.params import ContextParams, EmbeddingParams
 from ..model.placement import Placement
 from ..model.pooling import Pooling
-from ..sched.backend import Device
+from ..sched.backend import Device, copy_seconds
 from ..sched.measured import MeasuredBackend
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes
@@ -161,13 +161,15 @@ class GroupPlan:
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
     """A graph for `n_tokens` tokens, with the number of its copies between devices and their bytes.
-    The bytes are an upper limit: of experts, only those in use are copied."""
+    The bytes are an upper limit: of experts, only those in use are copied. `seconds_linked`: of the
+    copies between processes, one after the other; None: there are none."""
 
     n_tokens: int
     n_nodes: int
     n_splits: int
     n_copies: int
     n_bytes_copied: int
+    seconds_linked: float | None
     displaced: tuple[Displaced, ...]
 
 
@@ -373,11 +375,15 @@ def _layers(model: LoadedModel) -> Sequence[Device]:
 
 
 def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
-    owners = {d.buffer_type: d for d in measured.model.devices}
+    owners = {
+        buft: d
+        for d in reversed(measured.model.devices)
+        for buft in (d.buffer_type, *d.extra_buffer_types)
+    }
     cpu = measured.model.placement.cpu
     bufts: dict[BufferType, dict[Usage, int]] = {}
     for buffer in measured.buffers:
-        # memory that no device owns, such as pinned or packed memory, is the host's
+        # memory that no device owns, such as pinned memory, is the host's
         if buffer.size and not buffer.freed and owners.get(buffer.buft, cpu) is device:
             uses = bufts.setdefault(buffer.buft, dict.fromkeys(Usage, 0))
             uses[buffer.usage] += buffer.size
@@ -454,12 +460,18 @@ def _override_plans(model: LoadedModel) -> tuple[OverridePlan, ...]:
 
 
 def _graph_plan(scheduled: ScheduledGraph, n_tokens: int, measured: MeasuredModel) -> GraphPlan:
-    copies = [t for run in scheduled.runs for t in (*run.transfers, *run.ahead)]
+    runs = [(run, t) for run in scheduled.runs for t in (*run.transfers, *run.ahead)]
+    copies = [t for _, t in runs]
+    linked = [
+        copy_seconds(t.src_backend.device, run.split.backend.device, t.nbytes) for run, t in runs
+    ]
+    known = [seconds for seconds in linked if seconds is not None]
     return GraphPlan(
         n_tokens,
         len(scheduled.graph.nodes),
         scheduled.n_splits,
         len(copies),
         sum(copy.nbytes for copy in copies),
+        sum(known) if known else None,
         tuple(displaced(scheduled, measured.model)),
     )

@@ -70,6 +70,21 @@ class CallTime:
 CompileProgress = Callable[[int, int, str, float], None]  # compiled, in all, name of one, seconds
 
 
+class Link(NamedTuple):
+    """The measured connection to a device of another process: `seconds` for a short message one
+    way, and the bytes per second of long ones."""
+
+    seconds: float
+    bytes_per_second: float
+
+    def cost(self, n_bytes: int) -> float:
+        """The seconds that a copy of `n_bytes` takes."""
+        return self.seconds + n_bytes / self.bytes_per_second
+
+    def __str__(self) -> str:
+        return f"{1e6 * self.seconds:.0f} us, {self.bytes_per_second / 2**30:.2f} GiB/s"
+
+
 class DeviceReport(NamedTuple):
     """What `lamella doctor` shows of a device: facts for JSON, and lines of text."""
 
@@ -102,6 +117,7 @@ class Device(ABC):
     driver_margin: int = 0  # bytes for its driver's kernels and graphs
     caveats: Mapping[str, str] = MappingProxyType({})  # lines that a plan shows, by their labels
     progress: CompileProgress | None = None
+    link: Link | None = None  # for a device of another process or machine
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
@@ -170,6 +186,11 @@ class Device(ABC):
     def event_new(self) -> Event | None:
         """A new event for this device's backends. Fallback: None, the caller synchronizes."""
         return None
+
+
+def copy_seconds(a: Device, b: Device, n_bytes: int) -> float | None:
+    """The seconds that a copy from `a` to `b` takes between processes; None if it stays in one."""
+    return max((d.link.cost(n_bytes) for d in (a, b) if d.link is not None), default=None)
 
 
 class Backend(ABC):

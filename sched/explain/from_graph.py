@@ -12,6 +12,7 @@ from ...alloc.layout import TensorAddress
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import INPUT, LATE, Tensor
 from ..assignment import CAUSES
+from ..backend import copy_seconds
 from ..scheduled import ScheduledGraph, Transfer
 from ..split import Split
 from .reasons import Reasons, is_weight, label, rule_of
@@ -181,6 +182,7 @@ class _Explainer:
         return [t for src, t in pairs if t is not src and is_weight(t)]
 
     def _copy(self, i: int, split: int, t: Transfer) -> CopyFacts:
+        devices = t.src_backend.device, self.scheduled.splits[split].backend.device
         return CopyFacts(
             index=i,
             name=t.dst.name,
@@ -190,6 +192,7 @@ class _Explainer:
             device=self.scheduled.splits[split].backend.name,
             split=split,
             n_bytes=t.nbytes,
+            seconds=copy_seconds(*devices, t.nbytes),
             ahead=t.src in self.scheduled.splits[split].copied,
             step=self.step_index[t.dst],
             place=self._place(t.dst),

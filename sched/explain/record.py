@@ -44,7 +44,8 @@ class CopyFacts:
     """A copy made before a split computes, or, if `ahead`, while the split before it computes.
 
     `kind` is "input" of the graph, "weight", "experts" (`n_bytes` at most, as only used experts are
-    copied), "data" that stays between runs (a cache), or "activation". `step` is an index in
+    copied), "data" that stays between runs (a cache), or "activation". `seconds` is the time of a
+    copy between processes, by their measured links; None for others. `step` is an index in
     `Explanation.steps`.
     """
 
@@ -56,6 +57,7 @@ class CopyFacts:
     device: str
     split: int
     n_bytes: int
+    seconds: float | None
     ahead: bool
     step: int
     place: Place | None

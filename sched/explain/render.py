@@ -87,9 +87,10 @@ def _split_lines(e: Explanation, split: SplitFacts) -> Iterator[str]:
 def _copy(copy: CopyFacts) -> str:
     at_most = "at most " if copy.kind == "experts" else ""
     ahead = ", while the split before computes" if copy.ahead else ""
+    took = "" if copy.seconds is None else f", about {1e6 * copy.seconds:.0f} us"
     return (
         f"{copy.source} ({copy.kind}), {at_most}{size_text(copy.n_bytes)} from "
-        f"{copy.from_device}{ahead}"
+        f"{copy.from_device}{took}{ahead}"
     )
 
 
