@@ -201,6 +201,7 @@ class Backend(ABC):
     """
 
     compiles = True  # plans are compiled, not only measured
+    reads_at_once = False  # `cpy_tensor_async` has read a source in host memory when it returns
     memory: Memory = REAL_MEMORY  # where scratch memory is allocated
 
     def __init__(self, device: Device) -> None:
@@ -261,6 +262,10 @@ class Backend(ABC):
     def wait_copies_ahead(self) -> None:
         """Let later work here run after all copies ahead. Needs `caps.copy_ahead`."""
         raise NotImplementedError(f"{self.name} does not copy ahead")
+
+    def begin_synchronize(self) -> None:  # noqa: B027 - optional
+        """Prepare `synchronize`, which follows after the same call to other backends: so that their
+        messages are on the way at once. Fallback: nothing."""
 
     def synchronize(self) -> None:  # noqa: B027 - optional
         """Wait until all work is done. Fallback: return, as it is done.

@@ -79,6 +79,8 @@ class Executor:
         """
         try:
             for backend in self.backends:
+                backend.begin_synchronize()
+            for backend in self.backends:
                 backend.synchronize()
         except BaseException:
             self._drain()
@@ -178,7 +180,8 @@ class Executor:
             touched = [b for b in (source, target) if b.usage is not Usage.WEIGHTS]
             self.hazards.wait(backend, touched)
             if backend.cpy_tensor_async(t.src_backend, t.src, t.dst):
-                self.hazards.copied(t.src_backend, backend, touched)
+                is_read = backend.reads_at_once and not t.src_backend.is_async
+                self.hazards.copied(t.src_backend, backend, (target,) if is_read else touched)
             else:
                 self.hazards.wait(None, (source,))
                 self._copy_on_host(t, target, event)
