@@ -8,15 +8,17 @@ tests/alloc/test_buffers.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import ClassVar, Final
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import OutOfMemoryError, TensorAccessError
 from ..graph.tensor import Tensor
+from ..graph.types import GGMLType
 
 Bytes = npt.NDArray[np.uint8]
 Data = bytes | bytearray | memoryview | npt.NDArray[np.generic]
@@ -33,6 +35,14 @@ class Usage(Enum):
     WEIGHTS = "weights"
     COMPUTE = "compute"
     WORK = "work"
+
+
+class FilePart(NamedTuple):
+    """Consecutive bytes of a file, from `offset` on."""
+
+    path: Path
+    offset: int
+    n_bytes: int
 
 
 class BufferType(ABC):
@@ -150,6 +160,16 @@ class Buffer(ABC):
             TensorAccessError: the tensor is not in this buffer.
         """
         self.set_tensor(tensor, read(0, tensor.nbytes))
+
+    def load_tensor(self, tensor: Tensor, parts: Sequence[FilePart], type: GGMLType) -> bool:
+        """Let the device read the whole tensor from its own copy of a file, as `type`.
+
+        Fallback: return False and do nothing; the caller reads and writes it.
+
+        Raises:
+            ModelFileError: the device's machine does not have the file, or it differs.
+        """
+        return False
 
     def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
         """A copy of `size` bytes (default: to the end) from byte `offset` of the tensor on."""

@@ -439,7 +439,10 @@ def _fill(
         return first.shard, first.offset
 
     for tensor, weight in sorted(sources.items(), key=place_in_file):
-        if weight.is_converted or model.homes[weight.spec.name].buft not in plain:
+        parts = file.places(weight.parts)
+        if parts and buffer_of(tensor).load_tensor(tensor, parts, weight.parts[0].type):
+            done.add(sum(part.n_bytes for part in parts))  # read by the device's own machine
+        elif weight.is_converted or model.homes[weight.spec.name].buft not in plain:
             # special buffer types may repack a tensor: they read what they need at once
             _copy_whole(file, tensor, weight, done)
         else:

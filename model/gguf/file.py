@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...alloc.buffer import FilePart
 from ...alloc.host import DTYPES
 from ...base.errors import ClosedError, ModelFileError
 from ...kernels.quants.layouts import LAYOUTS
@@ -109,6 +110,13 @@ class GGUFFile:
         step = max(1, SLICE_BYTES // info.type.type_size) * info.type.type_size
         for begin in range(0, info.nbytes, step):
             yield self._bytes(info, begin, min(step, info.nbytes - begin))
+
+    def places(self, infos: Iterable[TensorInfo]) -> list[FilePart]:
+        """Where the bytes of tensors are; empty if they are not in the host's byte order."""
+        shards = [(self._shard(info), info) for info in infos]
+        if any(shard.header.byte_order != _HOST_ORDER for shard, _ in shards):
+            return []
+        return [FilePart(shard.path, info.offset, info.nbytes) for shard, info in shards]
 
     def _bytes(self, info: TensorInfo, begin: int, n: int) -> npt.NDArray[np.uint8]:
         shard = self._shard(info)
