@@ -103,8 +103,8 @@ class LoadOptions(TypedDict, total=False):
     (default: 50)
     """
     devices: Sequence[str]
-    """devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2 (default: all
-    usable GPUs)
+    """devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2, ray:NODE/CPU,
+    ray:NODE/CUDA0 (default: all usable GPUs)
     """
     n_gpu_layers: int | None
     """number of layers on the devices, the last layers first: a number, all, or auto (as many as

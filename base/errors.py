@@ -12,6 +12,7 @@
     ├── SchedulingError     no backend can run an op where its tensors are
     │   └── PlacementError         strict placement: a node cannot run where its layer is
     ├── BackendError        a device failed while computing
+    │   └── DeviceLostError        the process of a remote device, or its machine, is gone
     ├── ModelFileError      a model file is missing or broken; names file, place and cause
     │   ├── UnsupportedModelError  an architecture, type or vocabulary not supported
     │   └── DownloadError          a download failed; names cause and remedy
@@ -134,6 +135,10 @@ class PlacementError(SchedulingError):
 
 class BackendError(LamellaError):
     """A device failed while computing; the original error is its `__cause__`."""
+
+
+class DeviceLostError(BackendError):
+    """The process of a remote device cannot be reached any more; names the device and the cause."""
 
 
 class ModelFileError(LamellaError):

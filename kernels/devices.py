@@ -7,6 +7,8 @@
     sim               a simulated GPU without a memory limit
     sim:24GiB         a simulated GPU with 24 GiB of memory; sim:24G is the same
     sim:24GiB:2       two of these, SIM0 and SIM1
+    ray:NODE/CPU      the CPU of a node of a Ray cluster (`docs/cluster.md`)
+    ray:NODE/CUDA0    a GPU there
 
 Memory by name, as `-ot` takes it:
 
@@ -36,6 +38,8 @@ from .cuda.registry import find_cuda
 from .host import POLL
 from .reference.compute import ReferenceCompute
 from .registry import Registry
+from .remote.ray_nodes import RayNodes
+from .remote.registry import RemoteRegistry
 from .sim.registry import SimRegistry
 
 ENTRY_POINTS: Final = "lamella.backends"
@@ -57,7 +61,12 @@ def registries(compute: NewCompute = ReferenceCompute) -> list[Registry]:
 
 
 def _built_in(compute: NewCompute) -> tuple[Registry, ...]:
-    return find_cuda(), SimRegistry(compute)
+    return find_cuda(), SimRegistry(compute), _remote()
+
+
+@cache
+def _remote() -> RemoteRegistry:
+    return RemoteRegistry(RayNodes(open_device))
 
 
 @cache
@@ -142,6 +151,26 @@ def find_devices(
     for device in found:
         device.progress = progress
     return found
+
+
+def open_device(name: str, n_threads: int | None = None) -> Device:
+    """The device that `name` stands for, to be lent to another process.
+
+    Raises:
+        UnknownDeviceError: there is no such device, or the name stands for several.
+    """
+    cpu = cpu_device(n_threads)
+    if name.lower() == "cpu":
+        return cpu
+    found = find_devices([name], cpu)
+    if len(found) != 1:
+        raise UnknownDeviceError(f"device {name!r} stands for {len(found)} devices, must be one")
+    return found[0]
+
+
+def is_gone(name: str) -> bool:
+    """True if a device of another machine was in use under this name, and cannot be any more."""
+    return _remote().is_gone(name.strip().lower())
 
 
 def _known(families: Sequence[Registry]) -> str:

@@ -190,7 +190,8 @@ class PlacementParams(Options):
         parse=parse_names,
         check=check_names,
         metavar="DEV,...",
-        help="devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2",
+        help="devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2, "
+        "ray:NODE/CPU, ray:NODE/CUDA0",
         default_text="all usable GPUs",
     )
     n_gpu_layers: int | None = option(

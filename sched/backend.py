@@ -123,6 +123,13 @@ class Device(ABC):
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes."""
 
+    @property
+    def lost(self) -> str:
+        """Why it can not be used any more; "" if it can. Fallback: "".
+
+        Takes no time."""
+        return ""
+
     def bandwidth(self, n_threads: int) -> float | None:
         """The bytes per second that the device reads from its memory, measured in less than a
         second; None if unknown. `n_threads` applies to a CPU. Fallback: None.

@@ -29,6 +29,7 @@ SLOWEST: Final = (
     "tests/kernels/test_cuda_compile.py",
     "tests/cuda/test_cuda_models.py",
     "tests/kernels/test_ops.py",
+    "tests/kernels/test_ray_nodes.py",
     "tests/runtime/test_plan_exact.py",
     "tests/runtime/test_fit.py",
     "tests/cuda/test_cuda_offload.py",

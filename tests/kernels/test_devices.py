@@ -137,7 +137,7 @@ def test_gpus_by_name(cpu: CpuDevice, names: list[str], expected: list[str]) -> 
 def test_a_missing_gpu(cpu: CpuDevice) -> None:
     with pytest.raises(
         UnknownDeviceError,
-        match=r"'CUDA2'; devices: CPU, none, CUDA0, CUDA1, cuda, sim, .*MiB\)$",
+        match=r"'CUDA2'; devices: CPU, none, CUDA0, CUDA1, cuda, sim, .*MiB\), ray:NODE.*$",
     ):
         find_devices(["CUDA2"], cpu)
 

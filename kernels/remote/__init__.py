@@ -1,0 +1,1 @@
+"""remote: devices of other processes and machines, over TCP. `docs/cluster.md` explains them."""

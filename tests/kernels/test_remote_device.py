@@ -1,0 +1,309 @@
+"""Remote devices: memory, weights from the worker's own file, and answers about graphs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from remote_workers import Workers, workers
+
+from lamella.alloc import HostBufferType, Usage, alloc_tensors, tensor_copy, tensor_get, tensor_set
+from lamella.alloc.buffer import FilePart
+from lamella.base.errors import (
+    BackendError,
+    DeviceLostError,
+    ModelFileError,
+    OutOfMemoryError,
+    TensorAccessError,
+)
+from lamella.graph import GGMLType, Graph, Op, Tensor, ops
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.remote import worker
+from lamella.kernels.remote.control import Control
+from lamella.kernels.remote.device import RemoteDevice
+from lamella.kernels.remote.failures import remote_error
+from lamella.kernels.remote.memory import RemoteBuffer
+from lamella.kernels.remote.process import start_process
+from lamella.kernels.sim import SimDevice
+from lamella.sched import DeviceType
+
+F32, Q8_0 = GGMLType.F32, GGMLType.Q8_0
+
+
+@pytest.fixture
+def lent() -> Iterator[Workers]:
+    with workers() as found:
+        yield found
+
+
+@pytest.fixture
+def cpu() -> CpuDevice:
+    return CpuDevice(1)
+
+
+def placed(device: RemoteDevice, *ne: int, type: GGMLType = F32) -> Tensor:
+    tensor = Tensor(type, ne, name="t")
+    alloc_tensors([tensor], device.buffer_type, Usage.WEIGHTS)
+    return tensor
+
+
+# --- what a device says of itself ---
+
+
+def test_it_describes_the_workers_device(lent: Workers, cpu: CpuDevice) -> None:
+    device = lent.lend(cpu, "ray:node2/CPU")
+    assert device.name == device.buffer_type.name == "ray:node2/CPU"
+    assert [buft.name for buft in device.extra_buffer_types] == ["ray:node2/CPU_REPACK"]
+    assert device.description == cpu.description
+    assert device.type is DeviceType.ACCEL  # only the driver's own processor is the CPU
+    assert device.few_tokens == cpu.few_tokens
+    assert not device.buffer_type.is_host
+    free, total = device.memory()
+    assert 0 < free <= total
+    report = device.report()
+    assert report.facts["name"] == "ray:node2/CPU"
+    assert report.lines[-1].startswith("link: ")
+
+
+def test_its_link_is_measured(lent: Workers, cpu: CpuDevice) -> None:
+    link = lent.lend(cpu).link
+    assert link is not None
+    assert 0 < link.seconds < 0.1
+    assert link.bytes_per_second > 1e6
+    assert link.cost(2**30) > link.cost(2**20) > link.cost(0) == link.seconds
+
+
+def test_a_gpu_stays_a_gpu(lent: Workers) -> None:
+    assert lent.lend(SimDevice("SIM0")).type is DeviceType.GPU
+
+
+def test_another_version_of_lamella_is_refused(
+    lent: Workers, cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "version", lambda package: "0.0.7")
+    with pytest.raises(DeviceLostError, match=r"ray:node1/CPU: .* Lamella 0\.0\.7, this one"):
+        lent.lend(cpu)
+
+
+# --- memory ---
+
+
+def test_bytes_are_written_read_and_filled(lent: Workers, cpu: CpuDevice) -> None:
+    tensor = placed(lent.lend(cpu), 8, 2)
+    data = np.arange(16, dtype=np.float32)
+    tensor_set(tensor, data)
+    assert tensor_get(tensor).tobytes() == data.tobytes()
+    tensor_set(tensor, bytes(4), 4)
+    assert tensor_get(tensor, 4, 8).tobytes() == bytes(4) + data[2].tobytes()
+    tensor.buffer.memset_tensor(tensor, 7, 60)
+    assert tensor_get(tensor, 60).tobytes() == bytes([7] * 4)
+    tensor.buffer.clear(1)
+    assert set(tensor_get(tensor).tobytes()) == {1}
+
+
+def test_the_host_cannot_look_into_it(lent: Workers, cpu: CpuDevice) -> None:
+    tensor = placed(lent.lend(cpu), 4)
+    with pytest.raises(TensorAccessError, match="cannot read ray:node1/CPU in place"):
+        tensor.buffer.memory  # noqa: B018
+
+
+def test_copies_between_host_and_device(lent: Workers, cpu: CpuDevice) -> None:
+    there, back = placed(lent.lend(cpu), 64), Tensor(F32, (64,))
+    here = Tensor(F32, (64,))
+    alloc_tensors([here, back], HostBufferType("CPU"))
+    tensor_set(here, np.arange(64, dtype=np.float32))
+    tensor_copy(here, there)
+    tensor_copy(there, back)
+    assert tensor_get(back).tobytes() == tensor_get(here).tobytes()
+
+
+def test_freed_memory_is_free_at_the_worker(lent: Workers, cpu: CpuDevice) -> None:
+    device = lent.lend(cpu)
+    tensor = placed(device, 1024)
+    assert len(lent.workers[0].buffers) == 1
+    assert device.buffer_type.used == 4096
+    del tensor
+    gc.collect()
+    device.memory()  # the next request takes the news along
+    assert not lent.workers[0].buffers
+    assert device.buffer_type.used == 0
+
+
+def test_out_of_memory_names_the_device(lent: Workers) -> None:
+    device = lent.lend(SimDevice("SIM0", memory=1 << 20), "ray:a/SIM0")
+    with pytest.raises(OutOfMemoryError) as raised:
+        device.buffer_type.alloc_buffer(1 << 21)
+    error = raised.value
+    assert (error.where, error.wanted, error.free) == ("ray:a/SIM0", 1 << 21, 1 << 20)
+    assert device.memory() == (1 << 20, 1 << 20)
+
+
+def test_packed_weights_have_the_workers_size_and_the_files_bytes(
+    lent: Workers, cpu: CpuDevice
+) -> None:
+    device = lent.lend(cpu)
+    packed, here = device.extra_buffer_types[0], cpu.extra_buffer_types[0]
+    weight = Tensor(Q8_0, (64, 40), name="w")
+    assert packed.get_alloc_size(weight) == here.get_alloc_size(weight) > weight.nbytes
+    alloc_tensors([weight], packed, Usage.WEIGHTS)
+    data = np.random.default_rng(1).integers(0, 100, weight.nbytes, np.uint8)
+    tensor_set(weight, data)
+    assert tensor_get(weight).tobytes() == data.tobytes()
+    assert tensor_get(weight, 34, 10).tobytes() == data[34:44].tobytes()
+    with pytest.raises(TensorAccessError, match="whole tensors only"):
+        tensor_set(weight, bytes(34))
+
+
+# --- weights from a file ---
+
+
+def test_weights_come_from_the_workers_file(lent: Workers, cpu: CpuDevice, tmp_path: Path) -> None:
+    path, tensor = tmp_path / "w.bin", placed(lent.lend(cpu), 8, 2)
+    data = np.arange(20, dtype=np.float32)
+    path.write_bytes(data.tobytes())
+    parts = [FilePart(path, 48, 32), FilePart(path, 0, 32)]
+    assert tensor.buffer.load_tensor(tensor, parts, F32)
+    assert tensor_get(tensor).tobytes() == data[12:20].tobytes() + data[:8].tobytes()
+
+
+def test_vectors_are_converted_there(lent: Workers, cpu: CpuDevice, tmp_path: Path) -> None:
+    path, tensor = tmp_path / "w.bin", placed(lent.lend(cpu), 8)
+    data = np.arange(8, dtype=np.float16)
+    path.write_bytes(data.tobytes())
+    assert tensor.buffer.load_tensor(tensor, [FilePart(path, 0, 16)], GGMLType.F16)
+    assert tensor_get(tensor).tobytes() == data.astype(np.float32).tobytes()
+
+
+def test_a_file_that_the_worker_lacks_is_an_error(
+    lent: Workers, cpu: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tensor = tmp_path / "w.bin", placed(lent.lend(cpu), 8)
+    path.write_bytes(bytes(32))
+    there = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: self != path and there(self))
+    with pytest.raises(ModelFileError, match=r"ray:node1/CPU: .*w.bin: this machine does not have"):
+        tensor.buffer.load_tensor(tensor, [FilePart(path, 0, 32)], F32)
+
+
+# --- graphs ---
+
+
+def test_it_supports_what_the_workers_device_supports(lent: Workers, cpu: CpuDevice) -> None:
+    device, x = lent.lend(cpu), Tensor(F32, (64, 3))
+    for weight in (Tensor(Q8_0, (64, 8)), Tensor(GGMLType.F16, (64, 8))):
+        node = ops.mul_mat(weight, x)
+        assert device.supports_op(node) == cpu.supports_op(node)
+    packed, here = Tensor(Q8_0, (64, 8)), Tensor(Q8_0, (64, 8))
+    packed.buffer = device.extra_buffer_types[0].alloc_buffer(0)
+    here.buffer = cpu.extra_buffer_types[0].alloc_buffer(0)
+    assert device.supports_op(ops.mul_mat(packed, x)) == cpu.supports_op(ops.mul_mat(here, x))
+    assert not device.supports_op(ops.cont(ops.view(packed, (64, 4), nb=packed.nb[:2])))
+    assert device.supports_op(x)
+
+
+def test_a_device_without_an_op_says_so(lent: Workers) -> None:
+    device = lent.lend(SimDevice("SIM0", ops=[Op.ADD]))
+    x = Tensor(F32, (4,))
+    assert device.supports_op(ops.add(x, x))
+    assert not device.supports_op(ops.sqr(x))
+
+
+def test_it_uses_no_memory_of_others(lent: Workers, cpu: CpuDevice) -> None:
+    a, b = lent.lend(cpu), lent.lend(cpu)
+    assert a.supports_buft(a.buffer_type)
+    assert a.supports_buft(a.extra_buffer_types[0])
+    assert not a.supports_buft(b.buffer_type)
+    assert not a.supports_buft(cpu.buffer_type)
+
+
+def norm_graph() -> tuple[Graph, list[Tensor]]:
+    x = Tensor(F32, (64, 4), name="x")
+    w1, w2 = Tensor(Q8_0, (64, 32), name="w1"), Tensor(Q8_0, (64, 32), name="w2")
+    weight = Tensor(F32, (64,), name="norm")
+    y = ops.mul(ops.rms_norm(x, 1e-5), weight)
+    a = ops.mul_mat(w1, y)
+    b = ops.silu(a)
+    c = ops.mul_mat(w2, y)
+    return Graph(ops.mul(b, c)), [x, w1, w2, weight]
+
+
+def test_it_optimizes_and_measures_as_the_workers_device(lent: Workers, cpu: CpuDevice) -> None:
+    device = lent.lend(cpu)
+    (mine, _), (theirs, _) = norm_graph(), norm_graph()
+    keep, expected = device.graph_optimize(mine), cpu.graph_optimize(theirs)
+    assert [n.name for n in mine.nodes] == [n.name for n in theirs.nodes]
+    names = [(k.tensor.name, k.until.name) for k in keep]
+    assert names == [(k.tensor.name, k.until.name) for k in expected] != []
+    alloc_tensors([*mine.leafs, *mine.nodes], device.buffer_type)
+    alloc_tensors([*theirs.leafs, *theirs.nodes], cpu.buffer_type)
+    assert device.work_size(mine) == cpu.work_size(theirs) > 0
+
+
+# --- errors ---
+
+
+def test_requests_of_many_threads_get_their_own_replies(lent: Workers, cpu: CpuDevice) -> None:
+    device = lent.lend(cpu)
+    tensors = [placed(device, 256) for _ in range(4)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for n in range(40):
+            tensor_set(tensors[i], bytes([i * 40 + n]) * 1024)
+            if set(tensor_get(tensors[i]).tobytes()) != {i * 40 + n}:
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_lost_worker_is_an_error_everywhere(lent: Workers, cpu: CpuDevice) -> None:
+    device = lent.lend(cpu)
+    tensor = placed(device, 8)
+    assert device.control.is_alive()
+    lent.workers[0].close()
+    with pytest.raises(DeviceLostError, match="ray:node1/CPU: the connection"):
+        device.memory()
+    with pytest.raises(DeviceLostError, match="ray:node1/CPU"):
+        tensor_get(tensor)
+    assert not device.control.is_alive()
+    with pytest.raises(DeviceLostError):
+        device.init_backend()
+    del tensor  # frees its memory, which is gone
+
+
+def test_a_worker_serves_one_driver(lent: Workers, cpu: CpuDevice) -> None:
+    device = lent.lend(cpu)
+    with pytest.raises(DeviceLostError):
+        Control("second", device.control.address, lent.secret)
+    assert device.memory()[0] > 0
+
+
+def test_unknown_errors_become_the_devices() -> None:
+    error = remote_error("ray:a/CPU", {"kind": "SystemExit", "args": [], "text": "why"})
+    assert type(error) is BackendError
+    assert str(error) == "ray:a/CPU: why"
+
+
+def test_a_process_lends_its_device_and_ends_with_its_driver() -> None:
+    with start_process("CPU", n_threads=1) as process:
+        device = process.device("worker/CPU")
+        tensor = placed(device, 8)
+        tensor_set(tensor, bytes(range(32)))
+        assert tensor_get(tensor).tobytes() == bytes(range(32))
+        assert isinstance(tensor.buffer, RemoteBuffer)
+        device.control.close()
+        assert process.process.wait(20) == 0
+
+
+def test_a_process_for_no_device_does_not_start() -> None:
+    with pytest.raises(DeviceLostError, match="the worker for nonsense ended with status 1"):
+        start_process("nonsense")
