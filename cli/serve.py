@@ -78,4 +78,4 @@ def main(args: argparse.Namespace) -> int:
     progress.reading.wait(N_PLAN_SECONDS)
     from ..server.app import run_server  # noqa: PLC0415 - slow to import: the model loads meanwhile
 
-    return run_server(config, loading.result, progress)
+    return run_server(config, loading.result, progress, load_again=load)

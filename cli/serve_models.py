@@ -104,7 +104,11 @@ def serve_member(
 
     try:
         return run_server(
-            _on_socket(config, socket), loading.result, role=Role.MEMBER, announce=announce
+            _on_socket(config, socket),
+            loading.result,
+            load_again=load,
+            role=Role.MEMBER,
+            announce=announce,
         )
     finally:
         if link.is_orphan:

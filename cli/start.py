@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..base.log import get_logger
 from ..model.context import Context
+from ..runtime.devices import without_lost
 from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.open import Admit, open_instance, open_model, opened
 from ..runtime.params import OpenParams
@@ -147,7 +148,8 @@ def open_served(
     admit: Admit | None = None,
 ) -> Instance | EmbeddingInstance:
     """Open a model of any kind with a progress bar, which `watchers` see too. `admit` and errors:
-    see `open_model`."""
+    see `open_model`. A second call leaves out remote devices that were lost since the first."""
+    params = without_lost(params)
     _warn_of_nonsense(defaults)
     with StartProgress() as progress:
 

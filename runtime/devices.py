@@ -5,14 +5,25 @@ Tested by tests/runtime/test_fit.py and test_plan_exact.py.
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..base.log import get_logger
-from ..kernels.devices import cpu_device, find_buffer_type, find_devices, split_over
+from ..kernels.devices import (
+    cpu_device,
+    find_buffer_type,
+    find_devices,
+    is_gone,
+    split_over,
+)
 from ..kernels.host import default_threads, usable_cpus
 from ..model.params import PlacementParams
 from ..model.placement import Placement
 from ..sched.backend import CompileProgress
+from .params import OpenParams
 
 log = get_logger("devices")
+
+NONE: Final = ("none",)  # no device beside the CPU; no name at all would stand for all GPUs
 
 
 def open_placement(params: PlacementParams, on_compile: CompileProgress | None) -> Placement:
@@ -32,6 +43,24 @@ def open_placement(params: PlacementParams, on_compile: CompileProgress | None) 
         (pattern, find_buffer_type(name, devices, cpu)) for pattern, name in params.overrides
     )
     return Placement(cpu=cpu, devices=tuple(devices), params=params, overrides=overrides)
+
+
+def without_lost(params: OpenParams) -> OpenParams:
+    """The options without the devices of other machines that were in use and are gone.
+
+    Their layers go to the devices that are left, or to the CPU.
+    """
+    names, draft_names = params.placement.devices, params.draft.draft_devices
+    kept = [i for i, name in enumerate(names) if not is_gone(name)]
+    if len(kept) < len(names):
+        shares = params.placement.tensor_split or ()
+        split = tuple(shares[i] for i in kept if i < len(shares))
+        left = tuple(names[i] for i in kept) or NONE
+        params = params.change(devices=left, tensor_split=split or None)
+    if any(map(is_gone, draft_names)):
+        left = tuple(name for name in draft_names if not is_gone(name)) or NONE
+        params = params.change(draft_devices=left)
+    return params
 
 
 def _threads(params: PlacementParams) -> tuple[int, int]:

@@ -81,6 +81,13 @@ class OpenedInstance(ABC):
         return self.params.model.alias or self.path.stem
 
     @property
+    def losses(self) -> Sequence[str]:
+        """Why devices of other machines cannot be used any more; empty if all can be."""
+        plans = [plan for plan in (self.plan, self.plan.draft) if plan is not None]
+        devices = dict.fromkeys(device for plan in plans for device in plan.placement.devices)
+        return [device.lost for device in devices if device.lost]
+
+    @property
     def displaced(self) -> Mapping[str, Sequence[Displaced]]:
         """The displaced nodes of each graph: "decode" and "prefill"."""
         return {"decode": self.plan.decode.displaced, "prefill": self.plan.prefill.displaced}

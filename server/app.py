@@ -19,7 +19,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -59,6 +59,7 @@ from .otel import Traces
 from .pace import Kind
 from .page import index, static_file
 from .progress import LoadProgress
+from .reopening import reopen_lost
 from .request_ids import ID_HEADER, REQUEST_ID, sane_request_id
 from .request_log import log_requests, record_of
 from .responses import routes as responses
@@ -136,14 +137,17 @@ async def serve(
     progress: LoadProgress | None = None,
     now: asyncio.Event | None = None,
     role: Role = Role.SINGLE,
+    load_again: Callable[[], ServedModel] | None = None,
 ) -> None:
     """Serve until `stop` is set. Call `announce` with the URLs once the model is loaded.
 
-    After `stop`, running requests get `--drain` seconds. `now` ends them at once.
+    `load_again` opens it when a remote device was lost; None: `load` does. After `stop`, running
+    requests get `--drain` seconds. `now` ends them at once.
 
     Raises:
         RequestError: the server cannot listen on the address.
-        LamellaError: any error of `load`; the server is stopped.
+        LamellaError: any error of `load`, also when it opens the model again because a remote
+            device was lost; the server is stopped.
     """
     state = ServerState(config, progress=progress, role=role)
     async with listening(state, create_app(state)) as runner:
@@ -154,9 +158,18 @@ async def serve(
             loading.result()
             announce(" and ".join(urls(runner, config)))
             with watching(config.watchdog, lambda: state.engine_trouble):
-                await stopping
+                await _first(stopping, asyncio.create_task(reopen_lost(state, load_again or load)))
             await state.running.drain(config.drain, now or asyncio.Event())
         loading.cancel()
+
+
+async def _first(*tasks: asyncio.Task[Any]) -> None:
+    """Wait for the first task to end. Raises its error; the others are cancelled."""
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    for task in done:
+        task.result()
 
 
 @asynccontextmanager
@@ -185,16 +198,18 @@ def run_server(
     load: Callable[[], ServedModel],
     progress: LoadProgress | None = None,
     *,
+    load_again: Callable[[], ServedModel] | None = None,
     role: Role = Role.SINGLE,
     announce: Callable[[str], None] | None = None,
 ) -> int:
     """Serve a model until SIGTERM or SIGINT. Return the exit status. Log an error, and the address
-    unless `announce` takes it."""
+    unless `announce` takes it. `load_again`: see `serve`."""
     tell = announce or partial(log.info, "listening on %s")
+    again = partial(_without_pauses, load_again or load)
     load = partial(_without_pauses, load)
 
     async def until(stop: asyncio.Event, now: asyncio.Event) -> None:
-        await serve(config, load, stop, tell, progress, now, role)
+        await serve(config, load, stop, tell, progress, now, role, again)
 
     return run_until_signal(config, until)
 

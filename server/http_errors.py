@@ -27,6 +27,7 @@ from ..base.errors import (
     ClientLimitError,
     ClosedError,
     ContextSizeError,
+    DeviceLostError,
     OverloadedError,
     RequestError,
 )
@@ -80,7 +81,7 @@ def status_and_body(error: BaseException) -> tuple[int, Body]:
             return 400, error_body(400, str(error))
         case ClientLimitError():
             return 429, error_body(429, str(error))
-        case OverloadedError() | ClosedError() | CancelledError():
+        case OverloadedError() | ClosedError() | CancelledError() | DeviceLostError():
             return 503, error_body(503, str(error) or "the server is stopping")
         case web.HTTPException():
             return error.status, error_body(error.status, error.text or error.reason)

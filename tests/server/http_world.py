@@ -108,7 +108,10 @@ def fake_plan(decode: Sequence[Displaced] = (), prefill: Sequence[Displaced] = (
         name="CPU", description="a processor", n_layers=3, capacity=1 << 30, memory=memory
     )
     devices = (cpu,)
-    return cast(ModelPlan, SimpleNamespace(**named, devices=devices))
+    placement = SimpleNamespace(devices=())
+    return cast(
+        ModelPlan, SimpleNamespace(**named, devices=devices, placement=placement, draft=None)
+    )
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def running(
 
     def load_and_record() -> ServedModel:
         models.append(load())
-        return models[0]
+        return models[-1]
 
     with listening(load_and_record, config, progress, drains) as port:
         yield RunningServer(models[0], port)
