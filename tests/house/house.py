@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # lowest first; a room imports from itself and from those before it. `api` is the package `lamella`
 ROOMS = (
     *("base", "graph", "alloc", "sched", "kernels", "model"),
-    *("runtime", "observe", "server", "cli", "api"),
+    *("runtime", "observe", "server", "cluster", "cli", "api"),
 )
 
 

@@ -1,0 +1,1 @@
+"""Many machines: replicas of models, and which of them gets a request."""
