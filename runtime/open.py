@@ -99,7 +99,7 @@ def open_model(
         params = params.change(draft_mtp=True)
     plan_now = partial(plan_model, params, on_compile)
     plan = plan_now() if admit is None else admit(plan_now)
-    parts = _read_parts(params)
+    parts = read_parts(params)
     if not (params.placement.devices or plan.placement.devices):
         for reason in unused_reasons(of_present=True):
             log.info(reason)
@@ -376,7 +376,8 @@ def load(
 # --- the file's metadata ---
 
 
-def _read_parts(params: OpenParams) -> FileParts:
+def read_parts(params: OpenParams) -> FileParts:
+    """What an instance has besides the model. Raises ModelFileError, UnsupportedModelError."""
     with open_gguf(params.model.path, overrides=metadata_overrides(params.metadata)) as file:
         find_architecture(file.metadata.str("general.architecture"), file.path)
         try:

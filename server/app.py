@@ -205,8 +205,8 @@ def run_server(
     """Serve a model until SIGTERM or SIGINT. Return the exit status. Log an error, and the address
     unless `announce` takes it. `load_again`: see `serve`."""
     tell = announce or partial(log.info, "listening on %s")
-    again = partial(_without_pauses, load_again or load)
-    load = partial(_without_pauses, load)
+    again = partial(without_pauses, load_again or load)
+    load = partial(without_pauses, load)
 
     async def until(stop: asyncio.Event, now: asyncio.Event) -> None:
         await serve(config, load, stop, tell, progress, now, role, again)
@@ -239,7 +239,7 @@ def run_until_signal(config: ServerConfig, serving: Serving) -> int:
     return status
 
 
-def _without_pauses(load: Callable[[], ServedModel]) -> ServedModel:
+def without_pauses(load: Callable[[], ServedModel]) -> ServedModel:
     """Load the model, and let the garbage collector ignore it: it stops all threads while it looks
     at objects. Bodies of requests have many that live long, so it looks at them rarely. Threads
     that handle bodies give the interpreter's lock away soon."""

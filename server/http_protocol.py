@@ -65,7 +65,7 @@ class HttpRunner(web.AppRunner):
             table,
             state,
             request_factory=_passed(plain.request_factory)
-            if state.role is Role.MEMBER
+            if state.role in (Role.MEMBER, Role.REPLICA)
             else plain.request_factory,
             handler_cancellation=True,
             lingering_time=0,  # see `discard_rest`

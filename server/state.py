@@ -48,12 +48,14 @@ class Role(Enum):
     """What a server is.
 
     SINGLE has one model. ROUTER has several, in processes that are MEMBERs: they answer to the
-    router only, which has checked who may call.
+    router only, which has checked who may call. A REPLICA is one of several with the same model: it
+    answers to an ingress only, which says where requests are from, and checks who may call.
     """
 
     SINGLE = auto()
     ROUTER = auto()
     MEMBER = auto()
+    REPLICA = auto()
 
 
 class ServerState:

@@ -127,8 +127,13 @@ async def input_tokens(request: web.Request) -> web.Response:
 
 def _api(request: web.Request) -> Api[ResponsesBody]:
     state, client = request.app[STATE], client_of(request)
-    task = partial(response_task, state.responses, client)
-    n_stored = partial(stored_bytes, state.responses, client, n_bytes_max(state))
+    return api_of(state.responses, client, n_bytes_max(state))
+
+
+def api_of(stored: ResponseStore, client: str, n_bytes: int) -> Api[ResponsesBody]:
+    """The API over stored responses, for a client whose bodies have at most `n_bytes`."""
+    task = partial(response_task, stored, client)
+    n_stored = partial(stored_bytes, stored, client, n_bytes)
     return Api(ResponsesBody, task, ResponsesReplies, n_stored)
 
 

@@ -20,8 +20,8 @@ from yarl import URL
 
 from ...base.errors import LamellaError, UnavailableError
 from ..bodies import in_lane, read_body
+from ..broken_streams import EVENTS, LINES, WholeEvents, failure_of
 from ..clients import OWN_PREFIX, client_headers, client_of
-from ..error_shapes import ANTHROPIC, shape_of
 from ..given import Given
 from ..http_errors import error_body, status_and_body
 from ..kept_streaming import keeps_stream, wait_alone
@@ -32,7 +32,6 @@ from ..request_ids import ID_HEADER, REQUEST_ID
 from ..request_log import record_of
 from ..routes import json_response
 from ..routes_streams import STREAM_PATH, asked_id
-from ..sse import event_bytes, line_bytes, named_event_bytes
 from ..state import STATE, own_path
 from ..writing import write
 from .body import is_empty_in, model_in, scalar_in
@@ -40,9 +39,6 @@ from .child import ORIGIN, Child
 from .member import Member, State
 from .router import ROUTER
 
-EVENTS: Final = "text/event-stream"
-LINES: Final = "application/x-ndjson"
-END_OF_EVENT: Final = b"\n\n"
 OLLAMA_PREFIX: Final = "/api/"
 CHAT_PATH: Final = "/api/chat"
 GENERATING: Final = {CHAT_PATH: "messages", "/api/generate": "prompt"}  # and the field of the text
@@ -306,24 +302,6 @@ async def _next_part(child: Child, reply: aiohttp.ClientResponse) -> bytes:
         raise await _ended(child, error) from None
 
 
-class WholeEvents:
-    """Keeps the begin of an event until its end is there: a process may be killed in between."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def add(self, part: bytes) -> bytes:
-        """The events that are whole now."""
-        n_known = max(0, len(self._rest) - 1)
-        self._rest += part
-        end = self._rest.rfind(END_OF_EVENT, n_known) + len(END_OF_EVENT)
-        if end < len(END_OF_EVENT):
-            return b""
-        whole = bytes(self._rest[:end])
-        del self._rest[:end]
-        return whole
-
-
 def _returned(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _NOT_RETURNED}
 
@@ -345,17 +323,9 @@ async def _break_off(
     body = status_and_body(error)[1]
     record = record_of(request)
     record.end, record.kind = body["error"]["message"], body["error"]["type"]
-    if response.content_type == LINES:
-        error_line = shape_of(own_path(request)).body(error, body, request[REQUEST_ID])
-        await write(request, response, line_bytes(error_line))
-        return
-    if response.content_type != EVENTS:
+    if response.content_type not in (EVENTS, LINES):
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(record.end)
-    shape = shape_of(own_path(request))
-    event = shape.body(error, body, request[REQUEST_ID])
-    is_named = shape is ANTHROPIC or "/responses" in request.path
-    event = {"type": "error"} | event if is_named else event
-    encode = named_event_bytes if is_named else event_bytes
-    await write(request, response, encode(event))
+    at, id = own_path(request), request[REQUEST_ID]
+    await write(request, response, failure_of(at, response.content_type, error, id))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -20,6 +20,8 @@ from .child import N_REPLY_SECONDS, ORIGIN, Child
 from .fleet import Fleet
 from .member import Member, State
 
+Part = tuple[Mapping[str, str], str]  # labels, and a text with metrics
+
 _SAMPLE: Final = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (.*)")
 _COMMENT: Final = re.compile(r"# (?:HELP|TYPE) ([\w:]+) ")
 
@@ -29,7 +31,8 @@ async def render(state: ServerState, fleet: Fleet) -> bytes:
     loaded = [member for member in fleet if member.state is State.LOADED]
     texts = await asyncio.gather(*(_text_of(member) for member in loaded))
     own = router_metrics(state, _own(fleet)).decode()
-    parts = [(None, own), *zip((member.name for member in loaded), texts, strict=True)]
+    names = [{"model": member.name} for member in loaded]
+    parts: list[Part] = [({}, own), *zip(names, texts, strict=True)]
     return "".join(merged(parts)).encode()
 
 
@@ -56,11 +59,11 @@ async def _text_of(member: Member) -> str:
     return ""
 
 
-def merged(parts: Iterable[tuple[str | None, str]]) -> Iterator[str]:
-    """The lines of texts with metrics, each family once. Samples of a model get its name."""
+def merged(parts: Iterable[Part]) -> Iterator[str]:
+    """The lines of texts with metrics, each family once. Samples of a text get its labels."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
-    for model, text in parts:
+    for labels, text in parts:
         family = ""
         for line in text.splitlines(keepends=True):
             comment = _COMMENT.match(line)
@@ -70,17 +73,20 @@ def merged(parts: Iterable[tuple[str | None, str]]) -> Iterator[str]:
                 if line not in head:
                     head.append(line)
             else:
-                samples.setdefault(family, []).append(_labeled(line, model))
+                samples.setdefault(family, []).append(_labeled(line, labels))
     for family, lines in samples.items():
         yield from heads.get(family, [])
         yield from lines
 
 
-def _labeled(line: str, model: str | None) -> str:
+def _labeled(line: str, labels: Mapping[str, str]) -> str:
     sample = _SAMPLE.match(line)
-    if model is None or sample is None:
+    if not labels or sample is None:
         return line
-    name, labels, value = sample.groups()
-    escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    rest = f",{labels}" if labels else ""
-    return f'{name}{{model="{escaped}"{rest}}} {value}\n'
+    name, own, value = sample.groups()
+    texts = [f'{label}="{_escaped(text)}"' for label, text in labels.items()]
+    return f"{name}{{{','.join([*texts, *([own] if own else [])])}}} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -27,7 +27,9 @@ x_seconds_sum 1.0
 
 
 def test_each_family_is_there_once_and_samples_have_the_model() -> None:
-    text = "".join(merged([(None, OWN), ("a", ONE), ('b "\\', ONE), ("c", "")]))
+    texts = {"a": ONE, 'b "\\': ONE, "c": ""}
+    parts = [({"model": name}, text) for name, text in texts.items()]
+    text = "".join(merged([({}, OWN), *parts]))
     assert text.count("# TYPE") == text.count("# HELP") == 2
     found = {family.name: family for family in text_string_to_metric_families(text)}
     decode = found["llamacpp:n_decode"]

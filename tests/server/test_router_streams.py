@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lamella.server.router.forward import WholeEvents
+from lamella.server.broken_streams import WholeEvents
 
 STREAM = b'data: {"a": 1}\n\n:\n\ndata: [DONE]\n\n'
 
