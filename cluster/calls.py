@@ -1,0 +1,66 @@
+"""What passes between the ingress and a replica: a request, the head of its reply, and its bytes.
+
+Knows no Ray and no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from .routing import Request
+
+REPLICA_HEADER: Final = "X-Lamella-Replica"  # of replies: which replica has answered
+FINGERPRINT_HEADER: Final = "X-Lamella-Fingerprint"  # its fingerprint, for the ingress
+
+Headers = Sequence[tuple[str, str]]
+
+# between two machines only (RFC 9110)
+HOP: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "proxy-connection"),
+    }
+)
+NOT_SENT: Final = HOP | {"host", "content-length", "content-encoding", "expect"}
+NOT_RETURNED: Final = HOP | {"date"}
+
+
+@dataclass(slots=True)
+class Call:
+    """A request of a client.
+
+    Attributes:
+        target: its path and query.
+        prompt: what the router knows of it.
+        fingerprint: of the replicas that may answer; "": all may.
+        routed_to: the replicas that had it, the last one has it now. Routers avoid the others.
+    """
+
+    method: str
+    target: str
+    headers: Headers = ()
+    body: bytes = b""
+    prompt: Request = Request()
+    fingerprint: str = ""
+    routed_to: list[str] = field(default_factory=list)
+
+
+class Head(NamedTuple):
+    """The head of a reply."""
+
+    status: int
+    headers: Headers
+
+    @property
+    def content_type(self) -> str:
+        """Its type without parameters."""
+        return self.get("Content-Type").partition(";")[0].strip().lower()
+
+    def get(self, name: str) -> str:
+        """The value of a header; "" if there is none."""
+        return next((value for found, value in self.headers if found.lower() == name.lower()), "")
+
+
+Reply = AsyncGenerator[Head | bytes, None]  # a head, and the parts of the body

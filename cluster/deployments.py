@@ -1,0 +1,156 @@
+"""The actors of the application: replicas of models, and the ingress, as Ray Serve's deployments.
+
+Serve starts, watches, restarts and ends them. Tested by tests/cluster/test_ray.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.metrics import Gauge
+
+from ..base.errors import LamellaError
+from ..base.log_output import LogParams, set_up_log
+from ..runtime.instance import Instance
+from .autoscaling import KV_USE
+from .calls import Call, Reply
+from .ingress import Ingress, LostError
+from .prompts import Prompts
+from .replica import Replica, Stats
+from .routing import Request
+from .served import Served
+
+GAUGES: Final = {
+    "lamella_requests_running": "Requests that a replica runs",
+    "lamella_requests_waiting": "Requests that wait in a replica",
+    "lamella_kv_use": "The part of a replica's keys and values that requests use, from 0 to 1",
+    "lamella_prompt_tokens": "Evaluated tokens of prompts",
+    "lamella_prompt_tokens_cached": "Tokens of prompts that a replica had evaluated before",
+    "lamella_predicted_tokens": "Generated tokens",
+}
+
+
+class ReplicaActor:
+    """A replica, for Serve."""
+
+    async def __init__(self, served: Served) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Load the model. Serve starts the actor again if it fails."""
+        set_up_log(LogParams(), logging.INFO)
+        id: str = serve.get_replica_context().replica_id.unique_id
+        self._id = id
+        self._replica = Replica(served, id)
+        self._gauges = {
+            name: Gauge(name, description=text, tag_keys=("model",))
+            for name, text in GAUGES.items()
+        }
+        self._tags = {"model": served.name}
+        await self._replica.start()
+
+    async def answer(self, call: Call) -> Reply:
+        """See `Replica.answer`."""
+        async with aclosing(self._replica.answer(call)) as items:
+            async for item in items:
+                yield item
+
+    async def metrics(self) -> tuple[str, str]:
+        """The replica's name, and its metrics."""
+        return self._id, self._replica.metrics().decode()
+
+    async def check_health(self) -> None:
+        """Called by Serve: an error means that the actor shall be replaced."""
+        self._replica.check()
+
+    async def record_routing_stats(self) -> Stats:
+        """Called by Serve about once a second, for routers."""
+        self._record_metrics()
+        return await self._replica.stats()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for `autoscaling`."""
+        return {KV_USE: self._replica.kv_use}
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Called by Serve once."""
+        return {"fingerprint": await asyncio.to_thread(self._replica.fingerprint)}
+
+    async def __del__(self) -> None:
+        """Called by Serve before the actor ends."""
+        await self._replica.close()
+
+    def _record_metrics(self) -> None:
+        """Note what Ray's own metrics show."""
+        model = self._replica.state.model
+        if model is None:
+            return
+        worker, counts = model.worker, model.worker.counters
+        values = {
+            "lamella_requests_running": worker.n_running,
+            "lamella_requests_waiting": worker.n_waiting,
+            "lamella_kv_use": self._replica.kv_use,
+            "lamella_prompt_tokens": counts.n_prompt,
+            "lamella_prompt_tokens_cached": counts.n_cached,
+            "lamella_predicted_tokens": counts.n_predicted if isinstance(model, Instance) else 0,
+        }
+        for name, value in values.items():
+            self._gauges[name].set(value, tags=self._tags)
+
+
+class HandleTarget:
+    """A model behind a handle of Serve."""
+
+    def __init__(self, served: Served, handle: DeploymentHandle[Any]) -> None:
+        """Read the model's header. Raises as `Prompts`."""
+        self.name, self.prefix = served.name, served.config.prefix
+        self._prompts = Prompts(served)
+        self._handle = handle
+
+    def prompt(self, path: str, headers: Mapping[str, str], body: bytes) -> Request:
+        """See `Prompts.request`."""
+        return self._prompts.request(path, headers, body)
+
+    async def reply(self, call: Call) -> Reply:
+        """Yield the reply of a replica. Raises LostError."""
+        items = self._handle.options(stream=True).answer.remote(call)
+        try:
+            async for item in items:
+                yield item
+        except (RayError, RayServeException, LamellaError) as error:
+            raise LostError(_cause(error, call)) from None
+        finally:
+            with suppress(Exception):
+                items.cancel()
+
+    async def metrics(self) -> Sequence[tuple[str, str]]:
+        """The metrics of all replicas that answer."""
+        found = await self._handle.broadcast("metrics").results_async(return_exceptions=True)
+        return [each for each in found if not isinstance(each, BaseException)]
+
+
+def _cause(error: Exception, call: Call) -> str:
+    """Why a replica has not answered, in one line."""
+    who = f"replica {call.routed_to[-1]}" if call.routed_to else "a replica"
+    kind = type(error).__name__
+    return f"{who} ended before its reply did ({kind})"
+
+
+@serve.ingress()
+class IngressActor:
+    """The ingress, for Serve."""
+
+    async def __init__(self, models: Sequence[Served], *handles: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        set_up_log(LogParams(), logging.INFO)
+        pairs = zip(models, handles, strict=True)
+        targets = [await asyncio.to_thread(HandleTarget, *pair) for pair in pairs]
+        self._ingress = Ingress(targets)
+
+    def __serve_build_asgi_app__(self) -> Ingress:
+        """Called by Serve."""
+        return self._ingress

@@ -1,0 +1,69 @@
+"""What a replica takes of a machine, from the exact plan of its model.
+
+Pure, but for reading the file's header. Knows no Ray: nodes are their resources by name.
+Tested by tests/cluster/test_scale.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from ..base.errors import DoesNotFitError, RequestError
+from ..base.units import size_text
+from ..runtime.plan import DevicePlan, ModelPlan
+
+MIB: Final = 1024**2
+PROCESS_BYTES: Final = 600 * MIB  # of a replica beside its plan: Python, kernels, vocabulary
+
+
+class Needs(NamedTuple):
+    """What a replica takes: threads, bytes of memory of the host, and GPUs."""
+
+    n_cpus: int
+    n_bytes: int
+    n_gpus: int
+
+    @property
+    def actor_options(self) -> dict[str, float]:
+        """The options of its actor."""
+        found: dict[str, float] = {"num_cpus": self.n_cpus, "memory": self.n_bytes}
+        return found | ({"num_gpus": self.n_gpus} if self.n_gpus else {})
+
+
+def needs_of(plan: ModelPlan, n_threads: int) -> Needs:
+    """What a replica with this plan takes. The plan may be of a machine with fewer processors."""
+    plans = [plan, *([plan.draft] if plan.draft is not None else [])]
+    devices = [device for each in plans for device in each.devices]
+    n_bytes = PROCESS_BYTES + sum(d.needed for d in devices if not _is_gpu(d))
+    gpus = {device.name for device in devices if _is_gpu(device) and device.needed}
+    return Needs(n_threads, n_bytes, len(gpus))
+
+
+def check_fits(name: str, needs: Needs, nodes: Iterable[Mapping[str, float]]) -> None:
+    """Check that a replica fits on a node, if no other runs there. A cluster without nodes may get
+    some later.
+
+    Raises:
+        DoesNotFitError: the memory of every node is too small. RequestError: every node that has
+            enough memory lacks processors or GPUs.
+    """
+    known = list(nodes)
+    if not known:
+        return
+    roomy = [node for node in known if node.get("memory", 0) >= needs.n_bytes]
+    if not roomy:
+        largest = max(int(node.get("memory", 0)) for node in known)
+        where = "the node with most memory" if len(known) > 1 else "the node"
+        raise DoesNotFitError([(where, needs.n_bytes, largest)])
+    for key, n, what in (("CPU", needs.n_cpus, "processors"), ("GPU", needs.n_gpus, "GPUs")):
+        most = max(int(node.get(key, 0)) for node in roomy)
+        if most < n:
+            raise RequestError(
+                f"a replica of {name} needs {n} {what} and {size_text(needs.n_bytes)}: a node has "
+                f"at most {most} {what}; -t sets its threads"
+            )
+
+
+def _is_gpu(device: DevicePlan) -> bool:
+    return device.name.upper().startswith("CUDA")

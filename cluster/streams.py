@@ -1,0 +1,95 @@
+"""The bytes of a reply on their way to a client, through the loss of replicas.
+
+What a replica has sent is passed on once it is useful without the rest: whole events of a stream,
+and other replies as a whole. So a reply of which nothing was passed on can begin again elsewhere.
+A stream of which a part was passed on can begin again too, if the other replica generates the same
+events: those that the client has are left out, and the new ones get the id of the old ones. Knows
+no Ray and no sockets. Tested by tests/cluster/test_cluster_streams.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ..server.broken_streams import END_OF_EVENT, END_OF_LINE, EVENTS, LINES, WholeEvents
+
+N_WHOLE: Final = 4 * 1024**2  # bytes of a reply that is kept until it is whole
+# what differs in equal replies: ids and times of their begin
+_MARKS: Final = re.compile(rb'"(?:id|created|created_at)":("[^"]+"|\d+)')
+PING: Final = b":"
+
+
+class PassedBytes:
+    """What of a reply may be passed on now."""
+
+    def __init__(self, content_type: str) -> None:
+        self.is_stream = content_type in (EVENTS, LINES)
+        self._end = END_OF_EVENT if content_type == EVENTS else END_OF_LINE
+        self._whole = WholeEvents(self._end)
+        self._kept = bytearray()
+        self._is_long = False
+
+    def add(self, part: bytes) -> bytes:
+        """More bytes of the reply. Return what to pass on."""
+        if self.is_stream:
+            return self._whole.add(part)
+        if self._is_long:
+            return part
+        self._kept += part
+        if len(self._kept) <= N_WHOLE:
+            return b""
+        self._is_long = True
+        return self.rest()
+
+    def rest(self) -> bytes:
+        """What to pass on at the end of the reply."""
+        found = bytes(self._kept)
+        self._kept.clear()
+        return found
+
+
+class Resumed:
+    """A stream of events that may begin again on another replica."""
+
+    def __init__(self) -> None:
+        self.n_passed = 0  # events that the client has
+        self._n_left_out = 0  # events of the new replica that the client has, so far
+        self._marks: list[bytes] = []  # of the first event that the client has
+        self._replaced: list[tuple[bytes, bytes]] = []
+
+    def begin_again(self) -> None:
+        """The following events are of another replica."""
+        self._n_left_out = 0
+        self._replaced = []
+
+    def add(self, events: bytes) -> bytes:
+        """Whole events. Return those that the client does not have."""
+        found = []
+        for event in events.split(END_OF_EVENT)[:-1]:
+            if event.startswith(PING):
+                found.append(event)
+                continue
+            if self._n_left_out < self.n_passed:
+                if self._n_left_out == 0:
+                    self._learn(event)
+                self._n_left_out += 1
+                continue
+            if not self.n_passed:
+                self._marks = _MARKS.findall(event)
+            found.append(self._with_old_marks(event))
+            self.n_passed += 1
+            self._n_left_out += 1
+        return b"".join(event + END_OF_EVENT for event in found)
+
+    def _with_old_marks(self, event: bytes) -> bytes:
+        for new, old in self._replaced:
+            event = event.replace(new, old)
+        return event
+
+    def _learn(self, event: bytes) -> None:
+        """Learn what stands for the ids of the old stream in the new one."""
+        new = _MARKS.findall(event)
+        self._replaced = [
+            pair for pair in zip(new, self._marks, strict=False) if pair[0] != pair[1]
+        ]

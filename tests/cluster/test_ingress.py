@@ -1,0 +1,266 @@
+"""The ingress over replicas of a script: which request they get, and what the client gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from lamella.cluster.calls import FINGERPRINT_HEADER, Call, Head
+from lamella.cluster.ingress import Ingress, LostError
+from lamella.cluster.routing import Request
+
+Item = Head | bytes | Exception
+JSON = Head(200, [("Content-Type", "application/json")])
+STREAM = Head(200, [("Content-Type", "text/event-stream"), (FINGERPRINT_HEADER, "same")])
+LOST = LostError("replica a ended")
+FULL: Sequence[Item] = (Head(503, []), b"full")
+
+
+def event(text: str, id: str = "chat-a") -> bytes:
+    return b'data: {"id":"%s","text":"%s"}\n\n' % (id.encode(), text.encode())
+
+
+class Script:
+    """A model whose replicas answer with one list of items after the other."""
+
+    def __init__(self, *replies: Sequence[Item], name: str = "tiny") -> None:
+        self.name, self.prefix = name, ""
+        self.calls: list[Call] = []
+        self._replies = list(replies)
+
+    def prompt(self, path: str, headers: Mapping[str, str], body: bytes) -> Request:
+        return Request((1, 2), 70)
+
+    async def reply(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+        self.calls.append(call)
+        for item in self._replies.pop(0):
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    async def metrics(self) -> Sequence[tuple[str, str]]:
+        return [("r1", "# TYPE x gauge\nx 1\n"), ("r2", "# TYPE x gauge\nx 2\n")]
+
+
+class Answer:
+    """What a client gets."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        begin = messages[0]
+        self.status = begin["status"]
+        self.headers = {k.decode(): v.decode() for k, v in begin["headers"]}
+        self.body = b"".join(message.get("body", b"") for message in messages[1:])
+        self.is_whole = not messages[-1].get("more_body", False)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(
+    *targets: Script,
+    path: str = "/v1/chat/completions",
+    body: Any = None,
+    method: str = "POST",
+    query: str = "",
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Answer:
+    raw = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+    return asyncio.run(_ask(Ingress(targets), path, raw, method, query, headers))
+
+
+async def _ask(
+    ingress: Callable[..., Any],
+    path: str,
+    body: bytes,
+    method: str,
+    query: str,
+    headers: Sequence[tuple[bytes, bytes]],
+) -> Answer:
+    scope = {
+        **{"type": "http", "method": method, "path": path, "raw_path": path.encode()},
+        **{"query_string": query.encode(), "headers": list(headers), "client": ("10.1.2.3", 99)},
+    }
+    sent: list[Mapping[str, Any]] = []
+    begun = False
+
+    async def receive() -> Mapping[str, Any]:
+        nonlocal begun
+        if begun:
+            await asyncio.Event().wait()
+        begun = True
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Mapping[str, Any]) -> None:
+        sent.append(message)
+
+    await ingress(scope, receive, send)
+    return Answer(sent)
+
+
+def test_a_request_is_passed_on_and_its_reply_back() -> None:
+    target = Script([JSON, b'{"a"', b":1}"])
+    client = [(b"authorization", b"Bearer k"), (b"x-lamella-key", b"forged"), (b"host", b"h")]
+    found = ask(target, body={"x": 1}, query="a=b", headers=client)
+    assert (found.status, found.body, found.is_whole) == (200, b'{"a":1}', True)
+    assert found.headers["content-length"] == "7"
+    call = target.calls[0]
+    assert (call.method, call.target, call.body) == (
+        "POST", "/v1/chat/completions?a=b", b'{"x": 1}',
+    )  # fmt: skip
+    assert call.prompt == Request((1, 2), 70)
+    names = {name.lower(): value for name, value in call.headers}
+    assert names["authorization"] == "Bearer k"
+    assert names["x-lamella-address"] == "10.1.2.3"
+    assert not {"x-lamella-key", "host"} & set(names)
+
+
+def test_a_stream_is_passed_on_in_whole_events() -> None:
+    found = ask(Script([STREAM, event("a")[:5], event("a")[5:], event("b")]))
+    assert found.body == event("a") + event("b")
+    assert FINGERPRINT_HEADER.lower() not in found.headers
+
+
+@pytest.mark.parametrize(
+    "lost", [[LOST], [STREAM, LOST], [STREAM, b"data: hal", LOST], [JSON, b"{", LOST]]
+)
+def test_what_is_lost_before_the_first_byte_runs_again(lost: Sequence[Item]) -> None:
+    target = Script(lost, [JSON, b"{}"])
+    assert ask(target).body == b"{}"
+    assert len(target.calls) == 2
+
+
+@pytest.mark.parametrize("status", [503, 529])
+def test_an_unavailable_replica_is_not_the_last_word(status: int) -> None:
+    target = Script([Head(status, []), b"no"], [JSON, b"{}"])
+    assert ask(target).status == 200
+
+
+def test_after_some_replicas_the_error_is_clear() -> None:
+    found = ask(Script([LOST], [LOST], [LOST]), path="/v1/messages")
+    assert found.status == 529
+    assert found.json()["error"]["message"] == "replica a ended"
+
+
+def test_the_last_unavailable_replica_is_passed_on() -> None:
+    found = ask(Script(FULL, FULL, FULL))
+    assert (found.status, found.body) == (503, b"full")
+
+
+def test_a_stream_that_breaks_later_ends_with_an_error() -> None:
+    target = Script([STREAM, event("a"), LOST])
+    found = ask(target, body={"stream": True})
+    assert found.body.startswith(event("a") + b'data: {"error":{"code":503,')
+    assert b"replica a ended" in found.body
+    assert found.is_whole
+    assert len(target.calls) == 1
+
+
+def test_a_stream_is_resumed_on_an_equal_replica() -> None:
+    again: list[Item] = [STREAM, *(event(text, "chat-b") for text in "abc")]
+    target = Script([STREAM, event("a"), event("b"), b"data: ", LOST], again)
+    found = ask(target, body={"stream": True, "resume": True})
+    assert found.body == event("a") + event("b") + event("c")
+    first, second = target.calls
+    assert second.fingerprint == "same"
+    body = json.loads(first.body)
+    assert "resume" not in body
+    assert body["seed"] >= 0  # both have the same
+    assert second.body == first.body
+
+
+def test_without_a_fingerprint_nothing_is_resumed() -> None:
+    unknown = Head(200, [("Content-Type", "text/event-stream")])
+    found = ask(Script((unknown, event("a"), LOST)), body={"resume": True})
+    assert b'"error"' in found.body
+
+
+def test_a_given_seed_stays() -> None:
+    target = Script([STREAM, event("a")])
+    ask(target, body={"resume": True, "seed": 7})
+    assert json.loads(target.calls[0].body)["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "complaint"),
+    [
+        ("/v1/chat/completions", {"resume": "yes"}, '"resume" must be true or false'),
+        ("/v1/chat/completions", {"resume": True, "n": 2}, '"resume" needs "n": 1'),
+        ("/api/chat", {"resume": True}, "ollama's API has lines"),
+    ],
+)
+def test_invalid_resumes(path: str, body: Any, complaint: str) -> None:
+    found = ask(Script(), path=path, body=body)
+    assert found.status == 400
+    assert complaint in found.body.decode().replace('\\"', '"')
+
+
+def test_a_body_that_is_no_json_goes_to_the_replica() -> None:
+    target = Script([Head(400, []), b"bad"])
+    assert ask(target, body=b'{"resume": tru').status == 400
+    assert target.calls[0].body == b'{"resume": tru'
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/responses/abc", None),
+        ("GET", "/v1/stream", None),
+        ("POST", "/v1/streams/lookup", None),
+        ("POST", "/slots/0", None),
+        ("POST", "/lora-adapters", None),
+        ("POST", "/v1/chat/completions/control", None),
+        ("POST", "/v1/responses", {"previous_response_id": "resp_1"}),
+    ],
+)
+def test_what_one_replica_alone_knows_is_refused(method: str, path: str, body: Any) -> None:
+    found = ask(Script(), method=method, path=path, body=body)
+    assert found.status == 501
+    assert "--ray" in found.body.decode()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/lora-adapters", None),
+        ("POST", "/v1/responses/input_tokens", None),
+        ("POST", "/v1/responses", {"previous_response_id": None}),
+        ("GET", "/health", None),
+    ],
+)
+def test_all_else_is_passed_on(method: str, path: str, body: Any) -> None:
+    assert ask(Script([JSON, b"{}"]), method=method, path=path, body=body).status == 200
+
+
+def test_several_models() -> None:
+    one, two = Script([JSON, b"1"], name="one"), Script([JSON, b"2"], [JSON, b"2"], name="two")
+    assert ask(one, two, body={"model": "two"}).body == b"2"
+    assert ask(one, two, method="GET", path="/props", query="model=two").body == b"2"
+    assert ask(one, two, body={}).body == b"1"
+    found = ask(one, two, body={"model": "three"})
+    assert found.status == 404
+    assert "models are 'one', 'two'" in found.json()["error"]["message"]
+
+
+def test_one_list_of_several_models() -> None:
+    pages = [json.dumps({"object": "list", "data": [{"id": id}]}).encode() for id in "ab"]
+    models = [Script([JSON, page], name=str(i)) for i, page in enumerate(pages)]
+    found = ask(*models, method="GET", path="/v1/models")
+    assert found.json() == {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
+
+
+def test_metrics_of_all_replicas() -> None:
+    found = ask(Script([JSON, b"x 1"]), method="GET", path="/metrics")
+    assert found.body.decode().splitlines() == [
+        "# TYPE x gauge",
+        'x{model="tiny",replica="r1"} 1',
+        'x{model="tiny",replica="r2"} 2',
+    ]
+
+
+def test_metrics_are_for_those_who_may_see_them() -> None:
+    found = ask(Script([Head(401, []), b"Invalid API Key"]), method="GET", path="/metrics")
+    assert (found.status, found.body) == (401, b"Invalid API Key")
