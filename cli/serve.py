@@ -1,6 +1,6 @@
 """`lamella serve`: serve a model over HTTP, or several. Tested by tests/cli/test_serve.py.
 
-With several models it is a router: see serve_models.py.
+With several models it is a router: see serve_models.py. With --ray, a cluster serves: serve_ray.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Final
 
 from ..base.background import begin
 from ..base.crashes import prepare_for_crashes
+from ..base.errors import RequestError
 from ..base.log import get_logger
+from ..cluster.config import ClusterConfig
 from ..runtime.instance import EmbeddingInstance, Instance
 from ..runtime.params import ModelParams
 from ..server.config import ServerConfig
@@ -33,6 +35,7 @@ from .parser import Parser
 from .peer_flags import add_peer_flags
 from .peer_options import SERVE
 from .serve_models import serve_member, serve_models
+from .serve_ray import serve_ray
 from .start import open_served, warn_of
 
 log = get_logger("server")
@@ -46,6 +49,7 @@ def add_flags(parser: Parser) -> None:
     add_flags_of(group, ModelParams, only=FOR_SERVERS)
     add_template_flags(group)
     add_options(parser, RouterConfig)
+    add_options(parser, ClusterConfig)
     add_model_flags(parser)
     add_request_flags(parser)
     add_bundle_flags(parser)
@@ -59,6 +63,11 @@ def main(args: argparse.Namespace) -> int:
     defaults = request_defaults(args)
     config = on_vertex(ServerConfig.make(given(args, ServerConfig)))
     router = RouterConfig.make(given(args, RouterConfig))
+    cluster = ClusterConfig.make(given(args, ClusterConfig))
+    if cluster.ray:
+        return serve_ray(args, config, router, cluster, defaults)
+    if cluster != ClusterConfig():
+        raise RequestError("--replicas and --address need --ray")
     if router.has_several:
         return serve_models(args, config, router)
     if router.router_socket:

@@ -43,6 +43,7 @@ def absolute_names(node: ast.AST) -> list[str]:
 LAZY = "__getattr__"  # may import lazily (PEP 562)
 # slow to import, and not needed by each start, or not at once: functions may import them
 SLOW = {
+    "lamella.cluster.service",
     "lamella.cli.mcp_servers",
     "lamella.kernels.cpu.compiler.numba_compile",
     "lamella.kernels.cpu.simd.numba_registers",

@@ -1,0 +1,81 @@
+"""Runs the application on a Ray cluster until it shall stop.
+
+Tested by tests/cluster/test_ray_command.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import Any, Final
+
+import ray
+from ray import serve
+
+from ..base.errors import RequestError, UnavailableError
+from ..base.log import get_logger
+from ..kernels.host import usable_cpus
+from ..server.config import ServerConfig
+from .application import ModelReplicas, application
+from .config import ClusterConfig
+from .served import Served
+
+log = get_logger("server")
+
+NAME: Final = "lamella"
+N_STORE_BYTES: Final = 256 * 1024**2  # of Ray's object store on this machine: replies pass it
+
+
+def run_service(served: Served, cluster: ClusterConfig) -> None:
+    """Serve a model until SIGTERM or SIGINT.
+
+    Raises:
+        RequestError: there is no such cluster. UnavailableError: no replica could be started.
+        LamellaError: the model cannot be served.
+    """
+    _join(served, cluster)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has set its own handlers
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        serve.start(http_options=_http_options(served.config))
+        model = ModelReplicas(served=served, replicas=cluster.replicas)
+        try:
+            serve.run(application([model]), name=NAME, route_prefix="/")
+        except RuntimeError as error:  # Serve gives up after some failures
+            raise UnavailableError(f"no replica could be started: {error}") from None
+        scheme = "https" if served.config.ssl_cert_file else "http"
+        log.info("listening on %s://%s:%d", scheme, served.config.host, served.config.port)
+        stop.wait()
+        log.info("stopping")
+    finally:
+        if cluster.address:
+            serve.delete(NAME)
+        else:
+            serve.shutdown()
+        ray.shutdown()
+
+
+def _join(served: Served, cluster: ClusterConfig) -> None:
+    """Join the cluster, or start one. Raises RequestError."""
+    options: dict[str, Any] = {"logging_level": logging.WARNING}
+    if cluster.address:
+        options["address"] = cluster.address
+    else:
+        options |= {"address": "local", "include_dashboard": False}
+        options["object_store_memory"] = N_STORE_BYTES
+        # the replicas may share processors, if they shall
+        n_threads = served.params.placement.n_threads or 1
+        options["num_cpus"] = max(usable_cpus(), cluster.replicas.high * n_threads)
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError) as error:
+        raise RequestError(f"--address {cluster.address}: {error}") from None
+
+
+def _http_options(config: ServerConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"host": config.host, "port": config.port}
+    if config.ssl_cert_file:
+        options |= {"ssl_certfile": config.ssl_cert_file, "ssl_keyfile": config.ssl_key_file}
+    return options
