@@ -23,7 +23,6 @@ from ray.serve import Application
 from ..base.errors import RequestError
 from ..base.log import get_logger
 from ..base.options import declarations
-from ..base.units import size_text
 from ..kernels.host import default_threads
 from ..model.shipped import shipped_model
 from ..runtime.fit import plan_model
@@ -124,10 +123,8 @@ def application(models: Sequence[ModelReplicas]) -> Application:
 def _deployment(model: ModelReplicas) -> Application:
     served, replicas = model.served, model.replicas
     needs = _needs(model)
-    log.info(
-        "%s: %s replicas, each with %d processors, %s of memory and %d GPUs",
-        *(served.name, replicas, needs.n_cpus, size_text(needs.n_bytes), needs.n_gpus),
-    )
+    what = "replica" if replicas.high == 1 else "replicas"
+    log.info("%s: %s %s, each with %s", served.name, replicas, what, needs)
     fixed: dict[str, Any] = {"num_replicas": replicas.low}
     if replicas.high > replicas.low:
         fixed = {

@@ -30,6 +30,10 @@ class Needs(NamedTuple):
         found: dict[str, float] = {"num_cpus": self.n_cpus, "memory": self.n_bytes}
         return found | ({"num_gpus": self.n_gpus} if self.n_gpus else {})
 
+    def __str__(self) -> str:
+        cpus, gpus = counted(self.n_cpus, "processor"), counted(self.n_gpus, "GPU")
+        return f"{cpus}, {size_text(self.n_bytes)} of memory and {gpus}"
+
 
 def needs_of(plan: ModelPlan, n_threads: int) -> Needs:
     """What a replica with this plan takes. The plan may be of a machine with fewer processors."""
@@ -56,13 +60,18 @@ def check_fits(name: str, needs: Needs, nodes: Iterable[Mapping[str, float]]) ->
         largest = max(int(node.get("memory", 0)) for node in known)
         where = "the node with most memory" if len(known) > 1 else "the node"
         raise DoesNotFitError([(where, needs.n_bytes, largest)])
-    for key, n, what in (("CPU", needs.n_cpus, "processors"), ("GPU", needs.n_gpus, "GPUs")):
+    for key, n, what in (("CPU", needs.n_cpus, "processor"), ("GPU", needs.n_gpus, "GPU")):
         most = max(int(node.get(key, 0)) for node in roomy)
         if most < n:
             raise RequestError(
-                f"a replica of {name} needs {n} {what} and {size_text(needs.n_bytes)}: a node has "
-                f"at most {most} {what}; -t sets its threads"
+                f"a replica of {name} needs {needs}: nodes with so much memory have at most "
+                f"{counted(most, what)}; -t sets its threads"
             )
+
+
+def counted(n: float, what: str) -> str:
+    """As "1 replica" or "2 replicas"."""
+    return f"{n:g} {what}" if n == 1 else f"{n:g} {what}s"
 
 
 def _is_gpu(device: DevicePlan) -> bool:

@@ -83,7 +83,11 @@ def test_a_replica_that_fits_nowhere() -> None:
 
 def test_a_replica_that_lacks_processors_or_gpus() -> None:
     nodes = [{"CPU": 2.0, "memory": 4.0 * GIB}, {"CPU": 64.0, "memory": 1.0 * GIB}]
-    with pytest.raises(RequestError, match=r"tiny needs 4 processors and 3\.00 GiB.*at most 2"):
+    with pytest.raises(
+        RequestError, match=r"tiny needs 4 processors, 3\.00 GiB.*at most 2 processors;"
+    ):
         check_fits("tiny", NEEDS, nodes)
-    with pytest.raises(RequestError, match=r"needs 2 GPUs and 3\.00 GiB: a node has at most 1 GPU"):
+    with pytest.raises(
+        RequestError, match=r"and 2 GPUs: nodes with so much memory have at most 1 GPU;"
+    ):
         check_fits("tiny", Needs(1, 3 * GIB, 2), [{"CPU": 2, "GPU": 1, "memory": 4 * GIB}])
