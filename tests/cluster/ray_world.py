@@ -101,6 +101,12 @@ class RayWorld:
             reply = one.getresponse()
             return reply.status, json.loads(reply.read() or b"null"), reply.headers.get(REPLICA, "")
 
+    def text(self, path: str) -> str:
+        """The body of a reply."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as one:
+            one.request("GET", path)
+            return one.getresponse().read().decode()
+
     def events(self, path: str, body: Any) -> Iterator[tuple[str, Any]]:
         """The replica and each event of a stream."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as one:
@@ -199,8 +205,7 @@ def main() -> None:
             number = signal.SIGSTOP if command == "stop" else signal.SIGCONT
             os.kill(_pid_and_node(words[0])[0], number)
             _say(command)
-    serve.shutdown()
-    ray.shutdown()
+    ray.shutdown()  # Serve's actors end with the cluster
     if cluster is not None:
         cluster.shutdown()
     _say("ended")

@@ -18,10 +18,12 @@ pytestmark = [
     pytest.mark.xdist_group("ray"),
 ]
 
-ARGS = {"name": "tiny", "replicas": 2, "n_threads": 1, "n_ctx": 4096, "n_parallel": 16}
+ARGS = {"name": "tiny", "replicas": 2, "n_threads": 1, "n_ctx": 16384, "n_parallel": 16}
 ARGS |= {"temperature": 1.0, "metrics": True}
 CHAT = "/v1/chat/completions"
 N_STREAMS = 32
+N_LONG = 150  # tokens of streams that shall run for a while
+RUNNING = "llamacpp:requests_processing{"
 WHOLE_AGAIN_S = 30.0
 
 
@@ -39,6 +41,21 @@ def chat(i: int, n_tokens: int = 60, **more: Any) -> dict[str, Any]:
 def text_of(events: Sequence[Any]) -> str:
     deltas = [one["choices"][0]["delta"] for one in events if one.get("choices")]
     return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def n_running(world: RayWorld) -> int:
+    """The requests that all replicas run."""
+    lines = world.text("/metrics").splitlines()
+    values = [line.split()[-1] for line in lines if line.startswith(RUNNING)]
+    assert len(values) == 2
+    return sum(int(float(value)) for value in values)
+
+
+def is_whole(events: Sequence[Any]) -> bool:
+    """True if a stream has its last event."""
+    return bool(events[-1].get("choices")) and (
+        events[-1]["choices"][0]["finish_reason"] == "length"
+    )
 
 
 class Streams:
@@ -87,10 +104,21 @@ def test_a_conversation_stays_where_it_is_warm(world: RayWorld) -> None:
     assert min(cached[1:]) >= 64
 
 
+def test_a_client_that_disconnects_ends_its_generation(world: RayWorld) -> None:
+    stream = world.events(CHAT, chat(4, n_tokens=3000))
+    next(stream)
+    assert n_running(world) == 1
+    stream.close()
+    end = time.monotonic() + 10
+    while n_running(world):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def test_a_killed_replica(world: RayWorld) -> None:
     """Streams of the others go on, those with `resume` too, and the rest end with an error."""
     before = world.replicas(2, WHOLE_AGAIN_S)
-    bodies = [chat(i, resume=bool(i % 2)) for i in range(N_STREAMS)]
+    bodies = [chat(i, N_LONG, resume=bool(i % 2)) for i in range(N_STREAMS)]
     streams = Streams(world, bodies)
     streams.wait_until_begun(5)
     victim = streams.replicas[1]
@@ -100,20 +128,20 @@ def test_a_killed_replica(world: RayWorld) -> None:
     n_broken = n_resumed = 0
     for i, events in enumerate(streams.events):
         failed = [event for event in events if "error" in event]
-        if streams.replicas[i] == victim and not bodies[i]["resume"]:
+        if streams.replicas[i] == victim and not (bodies[i]["resume"] or is_whole(events)):
             assert victim in failed[0]["error"]["message"]
             n_broken += 1
             continue
         n_resumed += streams.replicas[i] == victim
         assert not failed
-        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert is_whole(events)
         assert len({event["id"] for event in events}) == 1
     assert n_broken > 0
     assert n_resumed > 0
     assert len(world.replicas(2, WHOLE_AGAIN_S, lost=victim) - before) == 1
     assert time.monotonic() - t_killed < WHOLE_AGAIN_S + 30  # with the rest of the streams
     for i in range(1, N_STREAMS, 8):  # the same texts without a fault
-        alone = world.ask(CHAT, chat(i))[1]["choices"][0]["message"]["content"]
+        alone = world.ask(CHAT, chat(i, N_LONG))[1]["choices"][0]["message"]["content"]
         assert text_of(streams.events[i]) == alone
 
 
