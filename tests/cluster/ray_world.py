@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, Self
@@ -107,7 +107,7 @@ class RayWorld:
             one.request("GET", path)
             return one.getresponse().read().decode()
 
-    def events(self, path: str, body: Any) -> Iterator[tuple[str, Any]]:
+    def events(self, path: str, body: Any) -> Generator[tuple[str, Any], None, None]:
         """The replica and each event of a stream."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as one:
             one.request("POST", path, json.dumps({**body, "stream": True}))
