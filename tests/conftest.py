@@ -25,6 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # the files that take longest, the longest first: with several processes none must come last
 SLOWEST: Final = (
+    "tests/cluster/test_ray.py",
     "tests/kernels/test_cpu_isa.py",
     "tests/kernels/test_cuda_compile.py",
     "tests/cuda/test_cuda_models.py",
