@@ -18,7 +18,7 @@ from ...base.folders import cache_folder
 from ...sched.backend import CompileProgress
 from .. import disk_cache
 from ..host import usable_cpus
-from . import nvrtc
+from . import lookup_tables, nvrtc
 from .driver import Compiler, Function, Gpu, Module
 from .nvrtc import FOLDER
 from .table import CudaKernel, CudaSource
@@ -43,8 +43,9 @@ class Library:
     def folder(self) -> Path:
         """The folder of cached images."""
         key = hashlib.sha256(f"{self._compiler.version}\0{self._gpu.info.arch}\0".encode())
-        options = Path(nvrtc.__file__)  # the file with the compiler's options
-        for file in (options, *sorted(FOLDER.iterdir())):
+        # the files with the compiler's options and with the generated header
+        made = (Path(nvrtc.__file__), Path(lookup_tables.__file__))
+        for file in (*made, *sorted(FOLDER.iterdir())):
             key.update(file.name.encode() + b"\0" + file.read_bytes())
         return cache_folder("cuda", key.hexdigest()[:16])
 

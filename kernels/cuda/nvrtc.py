@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.errors import BackendError
+from . import lookup_tables
 from .table import CudaSource
 
 FOLDER: Final = Path(__file__).parent / "src"
@@ -53,14 +54,15 @@ class NvrtcCompiler:
         translates.
         """
         text = (FOLDER / source.file).read_bytes()
-        headers = sorted(FOLDER.glob("*.cuh"))
+        headers = {h.name: h.read_bytes() for h in sorted(FOLDER.glob("*.cuh"))}
+        headers[lookup_tables.NAME] = lookup_tables.header().encode()
         program = self._call(
             "nvrtcCreateProgram",
             text,
             source.file.encode(),
             len(headers),
-            [h.read_bytes() for h in headers],
-            [h.name.encode() for h in headers],
+            list(headers.values()),
+            [name.encode() for name in headers],
         )
         try:
             exact = arch in self.archs

@@ -46,6 +46,7 @@ GRID_VECTOR4(float, float4, 16)
 // --- the definitions of device.cuh's other branch ---
 
 #define DEVICE inline __attribute__((unused))
+#define LOOKUP_TABLE static const
 
 #define KERNEL(name, threads, blocks_per_sm)                                        \
     static void name(const Params &p);                                              \

@@ -30,7 +30,7 @@ import pytest
 from llvmlite import binding
 
 from lamella.base.errors import BackendError
-from lamella.kernels.cuda import table
+from lamella.kernels.cuda import lookup_tables, table
 from lamella.kernels.cuda.table import CudaSource, Dim3
 
 SRC: Final = Path(table.__file__).parent / "src"
@@ -145,11 +145,12 @@ def _compile(source: CudaSource, path: Path) -> None:
     assert cxx is not None
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
         wrapper, library = Path(made, "kernels.cpp"), Path(made, "kernels.so")
+        Path(made, lookup_tables.NAME).write_text(lookup_tables.header())
         wrapper.write_text(
             f'#include "{HEADER}"\nnamespace {{\n#include "{SRC / source.file}"\n}}\n'
         )
         defines = [f"-D{name}={value}" for name, value in source.defines]
-        paths = [f"-I{SRC}", f'-DLAMELLA_GRID="{HEADER}"']
+        paths = [f"-I{SRC}", f"-I{made}", f'-DLAMELLA_GRID="{HEADER}"']
         result = run(cxx, *flags(), *paths, *defines, wrapper, "-o", library)
         if result.returncode:
             raise BackendError(f"{source} does not compile:\n{result.stderr}")
@@ -162,7 +163,7 @@ def _processor() -> tuple[str, str]:
 
 def _key(source: CudaSource) -> str:
     key = hashlib.sha256()
-    for part in (version(), *flags(), *_processor(), str(source)):
+    for part in (version(), *flags(), *_processor(), str(source), lookup_tables.header()):
         key.update(str(part).encode() + b"\0")
     for path in (*HEADERS, *_files(SRC / source.file, set())):
         key.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")

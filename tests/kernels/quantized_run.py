@@ -1,6 +1,6 @@
 """Quantized products by CUDA kernels, and their NumPy twin, for the tests of these kernels.
 
-The twin unpacks blocks by their layouts and takes the float steps of src/blocks.cuh one by one.
+The twin unpacks blocks (quantized_blocks.py) and takes the float steps of src/blocks.cuh one by one.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from unittest.mock import patch
 import cuda_run
 import numpy as np
 import numpy.typing as npt
-from gguf import quants
-from packed_run import SCALES_OF_8_BITS, bytes_of, random_weights
+from packed_run import bytes_of, random_weights
+from quantized_blocks import BLOCK, CHUNK, F32Array, IntArray, unpacked
 from reference_run import Array, ids, leaf, locate, normal, place
 
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.ops import matrix, tensor_core
 from lamella.kernels.cuda.ops.tensor_core import TILES, Tile
-from lamella.kernels.quants import LAYOUTS
 
-F32Array = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint32]
 
-BLOCK, CHUNK = 32, 256
 N_ROWS = 37  # two whole tiles of rows, and a part
 SOME = (GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q6_K)  # one of each kind
 
@@ -126,86 +122,6 @@ def run_graph(graph: Graph, fuse: bool = True) -> list[str]:
 # --- the twin ---
 
 
-class Blocks(NamedTuple):
-    """Weights by blocks of 32: `scale` * (`sub` * integer) and `min`. Integers are [n, blocks, 32],
-    `sub` is [n, blocks, 2], one for 16 integers each. In NVFP4, `scale` and `min` are the scales of
-    the first and the last 16 integers."""
-
-    integers: IntArray
-    sub: IntArray
-    scale: F32Array
-    min: F32Array
-
-
-def halves(bytes: Array, run: int) -> IntArray:
-    """The nibbles of each `run` bytes: all low ones, then all high ones."""
-    runs = bytes.reshape(*bytes.shape[:-1], -1, run).astype(np.int64)
-    return np.concatenate([runs & 15, runs >> 4], axis=-1).reshape(*bytes.shape[:-1], -1)
-
-
-def unpacked(t: Tensor) -> Blocks:
-    """The blocks of a matrix of weights."""
-    raw = bytes_of(t).reshape(-1, t.type.type_size).view(LAYOUTS[t.type])[:, 0]
-    n, blocks = t.ne[1], t.ne[0] // BLOCK
-    names = LAYOUTS[t.type].names or ()
-    if t.type in SCALES_OF_8_BITS:
-        q, sub, scale, low = _of_e2m1(t.type, raw)
-    elif t.type.block_size > BLOCK:
-        q, sub, scale, low = _of_256(raw, names)
-    else:
-        q, sub, scale, low = _of_32(raw, names)
-    return Blocks(
-        q.reshape(n, blocks, BLOCK),
-        np.broadcast_to(sub, (*sub.shape[:-1], 2)).reshape(n, blocks, 2),
-        scale.reshape(n, blocks),
-        low.reshape(n, blocks),
-    )
-
-
-Parts = tuple[IntArray, IntArray, F32Array, F32Array]
-
-
-def _of_32(raw: Array, names: tuple[str, ...]) -> Parts:
-    q = raw["qs"].astype(np.int64) if raw["qs"].shape[1] == BLOCK else halves(raw["qs"], 16)
-    bits = 4
-    if "qh" in names:
-        q += (raw["qh"].astype(np.int64)[:, None] >> np.arange(BLOCK) & 1) << 4
-        bits = 5
-    if "m" not in names and raw["qs"].shape[1] < BLOCK:
-        q -= 1 << (bits - 1)
-    scale = raw["d"].astype(np.float32)
-    low = raw["m"].astype(np.float32) if "m" in names else np.zeros_like(scale)
-    return q, np.ones((len(raw), 1, 1), np.int64), scale, low
-
-
-def _of_e2m1(type: GGMLType, raw: Array) -> Parts:
-    name, values = SCALES_OF_8_BITS[type]
-    scale = values.astype(np.float32)[raw[name]].reshape(len(raw), -1)
-    run = 8 if type is GGMLType.NVFP4 else 16
-    q = np.array(quants.MXFP4.kvalues, np.int64)[halves(raw["qs"], run)]
-    if type is GGMLType.MXFP4:
-        return q, np.ones((len(raw), 1, 1), np.int64), scale, np.zeros_like(scale)
-    return q, np.ones((len(raw), 2, 1), np.int64), scale[:, ::2], scale[:, 1::2]
-
-
-def _of_256(raw: Array, names: tuple[str, ...]) -> Parts:
-    d = raw["d"].astype(np.float32)[:, None]
-    scales = raw["scales"].astype(np.int64)
-    if "ql" in names:
-        high = raw["qh"].astype(np.int64).reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2)[:, None] & 3
-        q = halves(raw["ql"], 64) + (high.reshape(-1, CHUNK) << 4) - 32
-        return q, scales.reshape(-1, 8, 2), np.repeat(d, 8, 1), np.zeros((len(d), 8), np.float32)
-    q = halves(raw["qs"], 32)
-    if "qh" in names:
-        fifth = raw["qh"].astype(np.int64)[:, None, :] >> np.arange(8)[:, None] & 1
-        q += fifth.reshape(-1, CHUNK) << 4
-    a, b, c = scales[:, :4], scales[:, 4:8], scales[:, 8:]
-    scale = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1).astype(np.float32)
-    low = np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=1).astype(np.float32)
-    ones = np.ones((len(raw), 8, 1), np.int64)
-    return q, ones, d * scale, -(raw["dmin"].astype(np.float32)[:, None] * low)
-
-
 def fma(a: F32Array, b: F32Array, c: F32Array) -> F32Array:
     """a * b + c, rounded once: in float64 the product is exact, and the sum is rounded to odd."""
     p, c64 = a.astype(np.float64) * b, c.astype(np.float64)
@@ -232,18 +148,18 @@ def twin(t: Tensor, x: Array) -> F32Array:
     """The products of weights [n, k] and columns [m, k]: [m, n]."""
     w, (q, a_d) = unpacked(t), columns_of(x)
     in_16 = t.type is GGMLType.NVFP4
-    has_min = in_16 or {"m", "dmin"} & set(LAYOUTS[t.type].names or ())
     total = np.zeros((len(x), t.ne[1]), np.float32)
     for first in range(0, q.shape[1], CHUNK // BLOCK):
         s = np.zeros_like(total)
         for b in range(first, min(first + CHUNK // BLOCK, q.shape[1])):
             parts = w.integers[:, b].reshape(-1, 2, 16) * w.sub[:, b, :, None]
+            halves = q[:, b].reshape(-1, 2, 16)
             if in_16:
-                isum, a_sum = (q[:, b].reshape(-1, 2, 16)[:, i] @ parts[:, i].T for i in (0, 1))
+                isum, a_sum = (halves[:, i] @ parts[:, i].T for i in (0, 1))
             else:
-                isum, a_sum = q[:, b] @ parts.reshape(-1, BLOCK).T, q[:, b].sum(-1)[:, None]
+                isum, a_sum = q[:, b] @ parts.reshape(-1, BLOCK).T, halves.sum(-1) @ w.low[:, b].T
             s = fma(w.scale[:, b] * a_d[:, b, None], isum.astype(np.float32), s)
-            if has_min:
+            if w.min is not None:
                 s = fma(w.min[:, b] * a_d[:, b, None], a_sum.astype(np.float32), s)
         total += s
     return total

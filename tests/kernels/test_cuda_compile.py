@@ -23,7 +23,7 @@ from cuda_cases import calls_of, kernels_in_use
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels import disk_cache
-from lamella.kernels.cuda import nvrtc
+from lamella.kernels.cuda import lookup_tables, nvrtc
 from lamella.kernels.cuda.nvrtc import FOLDER, NvrtcCompiler
 from lamella.kernels.cuda.table import CudaSource
 from lamella.kernels.host import usable_cpus
@@ -129,6 +129,7 @@ def logs_folder() -> Path:
     file."""
     assert NVRTC is not None
     key = hashlib.sha256(NVRTC.version.encode())
+    key.update(lookup_tables.header().encode())
     for file in (Path(nvrtc.__file__), *sorted(FOLDER.glob("*.cuh"))):
         key.update(file.name.encode() + b"\0" + file.read_bytes())
     return Path(platformdirs.user_cache_dir("lamella")) / "nvrtc_logs" / key.hexdigest()[:16]

@@ -16,15 +16,14 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.node_params import run_length
 from ..table import CudaCall, CudaKernel, CudaSource, implements
+from . import quantized
 from .elementwise import BLOCK, UNIT, grid_of, is_countable
 
 PLAIN: Final = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32})
 ENCODED: Final = frozenset(
     {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0}
 )
-DECODED: Final = ENCODED | {
-    *(GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.MXFP4, GGMLType.NVFP4)
-}
+DECODED: Final = ENCODED | frozenset(quantized.TYPES)
 MAX_WORD: Final = 16  # bytes
 MAX_ROW: Final = 2**25  # elements; the second dimension of a grid is limited
 

@@ -27,6 +27,8 @@ TYPES: Final = (
     GGMLType.Q8_0,
     GGMLType.MXFP4,
     GGMLType.NVFP4,
+    GGMLType.IQ4_NL,
+    GGMLType.IQ4_XS,
     GGMLType.Q4_K,
     GGMLType.Q5_K,
     GGMLType.Q6_K,

@@ -31,7 +31,12 @@ MOST_BLOCKS: Final = 65535  # in the grid's dimensions y (columns) and z (matric
 # as in src/tiles.cuh
 STEP: Final = CHUNK // 2  # values
 PIECE: Final = 16  # bytes
-HEADED_PIECES: Final = {GGMLType.Q4_K: 7, GGMLType.Q5_K: 9, GGMLType.Q6_K: 10}
+HEADED_PIECES: Final = {
+    GGMLType.IQ4_XS: 7,
+    GGMLType.Q4_K: 7,
+    GGMLType.Q5_K: 9,
+    GGMLType.Q6_K: 10,
+}
 WITH_MIN: Final = (
     *(GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K),
     GGMLType.NVFP4,  # its second 16 values take the place of the minima

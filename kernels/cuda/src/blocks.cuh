@@ -9,18 +9,15 @@
 // A type reads one chunk of a row from `Bytes`:
 //     BYTES             bytes of a chunk
 //     VALUES            values of one GGUF block, 32, 64 or 256
-//     HAS_MIN           whether there is a w_min
-//     IN_16             whether values 0..15 and 16..31 have scales of their own: then `accumulate`
-//                       gets the product of the second 16 and their scale as a_sum and w_min, and
-//                       HAS_MIN is true
-//     OFFSET            to subtract from the integers that `words` gives
 //     words(at, b, t, low, high)   values 4t..4t+3 and 16+4t..16+4t+3 of block b, as bytes:
 //                       the mma_s8_k32 operands of thread t of a quad, t = 0..3
 //     scales(at, b, w_scale, w_min)
-//     HAS_SUB_SCALES    whether each 16 values have a scale: then sub_scales(at, b, first, second)
-// Layouts: kernels/quants/layouts.py.
+// and what differs from `Plain`. Layouts: kernels/quants/layouts.py. Types of 256 values with fewer
+// than 4 bits are in blocks_small.cuh, types with grids in blocks_grid.cuh.
 #pragma once
 
+#include "levels.cuh"
+#include "tables.cuh"
 #include "small_floats.cuh"
 
 constexpr int BLOCK = 32;          // values
@@ -93,17 +90,62 @@ template <bool ALIGNED> struct Bytes {
     }
 };
 
+// --- types ---
+
+// What most types have in common.
+struct Plain {
+    static constexpr bool HAS_MIN = false;  // whether there is a w_min
+    // whether values 0..15 and 16..31 have float scales of their own: then `accumulate` gets the
+    // product of the second 16 and their scale as a_sum and w_min, and HAS_MIN is true
+    static constexpr bool IN_16 = false;
+    // whether each 16 values have an integer scale: then sub_scales(at, b, first, second), and the
+    // bytes are signed after subtracting OFFSET, or those of fourfold(at, b, t, low, high) if SHIFT
+    // is 2: four times as large
+    static constexpr bool HAS_SUB_SCALES = false;
+    static constexpr int SHIFT = 0;
+    // whether each 16 values have an integer minimum, up to 127: then sub_mins(at, b, first, second),
+    // `accumulate` gets their products with the columns' sums as a_sum, and HAS_MIN is true
+    static constexpr bool HAS_SUB_MINS = false;
+    static constexpr int OFFSET = 0;  // to subtract from the integers that `words` gives
+};
+
+// The same byte four times.
+DEVICE u32 in_all_bytes(int byte) { return static_cast<u32>(byte) * 0x01010101u; }
+
+// Subtract n from each byte; bytes are below 128, results are signed.
+template <int n> DEVICE u32 centered(u32 bytes) {
+    return (bytes + (128 - n) * 0x01010101u) ^ 0x80808080u;
+}
+
+// A thread's words of block b, as signed bytes.
+template <class Type, class View>
+DEVICE void centered_words(const View &view, int b, int t, u32 &low, u32 &high) {
+    Type::words(view, b, t, low, high);
+    if (Type::OFFSET != 0) {
+        low = centered<Type::OFFSET>(low);
+        high = centered<Type::OFFSET>(high);
+    }
+}
+
+// The same, 2 ** SHIFT times as large.
+template <class Type, class View>
+DEVICE void shifted_words(const View &view, int b, int t, u32 &low, u32 &high) {
+    if constexpr (Type::SHIFT == 2) {
+        Type::fourfold(view, b, t, low, high);
+    } else {
+        centered_words<Type>(view, b, t, low, high);
+    }
+}
+
 // --- types of 32 values: d, m if MIN, fifth bits if FIFTH, then 4 bits of each value in halves ---
 
-template <bool MIN, bool FIFTH, int CENTER> struct Nibbles {
+template <bool MIN, bool FIFTH, int CENTER> struct Nibbles : Plain {
     static constexpr int VALUES = 32;
     static constexpr int QH = MIN ? 4 : 2;
     static constexpr int QS = QH + (FIFTH ? 4 : 0);
     static constexpr int BLOCK_BYTES = QS + 16;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
     static constexpr bool HAS_MIN = MIN;
-    static constexpr bool IN_16 = false;
-    static constexpr bool HAS_SUB_SCALES = false;
     static constexpr int OFFSET = CENTER;
 
     // Spread 4 bits: each becomes bit 4 of a byte.
@@ -132,14 +174,10 @@ struct Q4_1 : Nibbles<true, false, 0> {};
 struct Q5_0 : Nibbles<false, true, 16> {};
 struct Q5_1 : Nibbles<true, true, 0> {};
 
-struct Q8_0 {
+struct Q8_0 : Plain {
     static constexpr int VALUES = 32;
     static constexpr int BLOCK_BYTES = 34;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
-    static constexpr bool HAS_MIN = false;
-    static constexpr bool IN_16 = false;
-    static constexpr bool HAS_SUB_SCALES = false;
-    static constexpr int OFFSET = 0;
 
     template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
         int begin = b * BLOCK_BYTES + 2 + 4 * t;
@@ -153,16 +191,52 @@ struct Q8_0 {
     }
 };
 
+// --- types of 16 levels ---
+
+// The levels of 4 bytes' low and high nibbles, as signed bytes.
+DEVICE void iq4_levels(u32 nibbles, u32 &low, u32 &high) {
+    levels<IQ4_LEVELS_0, IQ4_LEVELS_4, IQ4_LEVELS_8, IQ4_LEVELS_12>(nibbles, low, high);
+}
+
+struct IQ4_NL : Plain {
+    static constexpr int VALUES = 32;
+    static constexpr int BLOCK_BYTES = 18;
+    static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
+
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        iq4_levels(at.word(b * BLOCK_BYTES + 2 + 4 * t), low, high);
+    }
+
+    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+        w_scale = at.f16(b * BLOCK_BYTES);
+        w_min = 0.0f;
+    }
+};
+
+struct IQ4_XS : Plain {
+    static constexpr int VALUES = 256;
+    static constexpr int SCALES_L = 4;
+    static constexpr int QS = 8;
+    static constexpr int BYTES = QS + CHUNK / 2;
+
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        iq4_levels(at.word(QS + 16 * b + 4 * t), low, high);
+    }
+
+    // d, then 2 bits of each scale, then 4.
+    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+        const u32 high = at.word(0) >> (16 + 2 * b) & 3, low = at.word(SCALES_L) >> (4 * b) & 15;
+        w_scale = at.f16(0) * static_cast<float>(static_cast<int>(low | high << 4) - 32);
+        w_min = 0.0f;
+    }
+};
+
 // --- types of 4-bit floats: E2M1 doubled, so that all are integers ---
 
-struct MXFP4 {
+struct MXFP4 : Plain {
     static constexpr int VALUES = 32;
     static constexpr int BLOCK_BYTES = 17;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
-    static constexpr bool HAS_MIN = false;
-    static constexpr bool IN_16 = false;
-    static constexpr bool HAS_SUB_SCALES = false;
-    static constexpr int OFFSET = 0;
 
     template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
         e2m1_values(at.any_word(b * BLOCK_BYTES + 1 + 4 * t), low, high);
@@ -174,14 +248,12 @@ struct MXFP4 {
     }
 };
 
-struct NVFP4 {
+struct NVFP4 : Plain {
     static constexpr int VALUES = 64;
     static constexpr int BLOCK_BYTES = 18;  // of 32 values
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
     static constexpr bool HAS_MIN = true;
     static constexpr bool IN_16 = true;
-    static constexpr bool HAS_SUB_SCALES = false;
-    static constexpr int OFFSET = 0;
 
     // Where block b's GGUF block begins.
     static DEVICE int begin(int b) { return b / 2 * 2 * BLOCK_BYTES; }
@@ -204,16 +276,13 @@ struct NVFP4 {
 // --- types of 256 values ---
 
 // d, dmin, scales and mins of 6 bits, fifth bits if FIFTH, 4 bits of each value in halves of 64
-template <bool FIFTH> struct Sixes {
+template <bool FIFTH> struct Sixes : Plain {
     static constexpr int VALUES = 256;
     static constexpr int SCALES = 4;
     static constexpr int QH = 16;
     static constexpr int QS = FIFTH ? 48 : 16;
     static constexpr int BYTES = QS + CHUNK / 2;
     static constexpr bool HAS_MIN = true;
-    static constexpr bool IN_16 = false;
-    static constexpr bool HAS_SUB_SCALES = false;
-    static constexpr int OFFSET = 0;
 
     static DEVICE u32 bits(u32 word, int b) {
         return (word >> (4 * (b & 1))) & 0x0f0f0f0f;
@@ -249,16 +318,15 @@ template <bool FIFTH> struct Sixes {
 struct Q4_K : Sixes<false> {};
 struct Q5_K : Sixes<true> {};
 
-struct Q6_K {
+struct Q6_K : Plain {
     static constexpr int VALUES = 256;
     static constexpr int QL = 0;
     static constexpr int QH = 128;
     static constexpr int SCALES = 192;
     static constexpr int D = 208;
     static constexpr int BYTES = 210;
-    static constexpr bool HAS_MIN = false;
-    static constexpr bool IN_16 = false;
     static constexpr bool HAS_SUB_SCALES = true;
+    static constexpr int SHIFT = 2;
     static constexpr int OFFSET = 32;
 
     static DEVICE u32 bits(u32 ql, u32 qh, int b) {

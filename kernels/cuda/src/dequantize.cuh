@@ -2,6 +2,7 @@
 // `gguf.quants`. Matrix products read whole blocks instead (blocks.cuh).
 #pragma once
 #include "small_floats.cuh"
+#include "tables.cuh"
 #include "units.cuh"
 
 DEVICE float f16_at(const u8 *at) { return f16_to_f32(*reinterpret_cast<const u16 *>(at)); }
@@ -43,6 +44,29 @@ struct Q8_0 {
     static constexpr int SIZE = 32, BYTES = 34;
     static DEVICE float load(const u8 *block, int i) {
         return f16_at(block) * static_cast<i8>(block[2 + i]);
+    }
+};
+
+// The level of one nibble.
+DEVICE int iq4_level(int nibble) {
+    u32 low, high;
+    levels<IQ4_LEVELS_0, IQ4_LEVELS_4, IQ4_LEVELS_8, IQ4_LEVELS_12>(nibble, low, high);
+    return static_cast<i8>(low & 255);
+}
+
+struct IQ4_NL {
+    static constexpr int SIZE = 32, BYTES = 18;
+    static DEVICE float load(const u8 *block, int i) {
+        return f16_at(block) * iq4_level(nibble(block + 2, i));
+    }
+};
+
+struct IQ4_XS {
+    static constexpr int SIZE = 256, BYTES = 136;
+    static DEVICE float load(const u8 *block, int i) {
+        const int part = i / 32, low = block[4 + part / 2] >> 4 * (part % 2) & 15;
+        const int scale = (low | (block[2 + part / 4] >> 2 * (part % 4) & 3) << 4) - 32;
+        return f16_at(block) * scale * iq4_level(nibble(block + 8 + 16 * part, i % 32));
     }
 };
 
@@ -130,6 +154,8 @@ DEVICE void load_any(int type, const char *row, u32 i, i64 nb0, int n, float (&v
         case TYPE_Q5_0: load_quantized<Q5_0>(row, i, n, v); break;
         case TYPE_Q5_1: load_quantized<Q5_1>(row, i, n, v); break;
         case TYPE_Q8_0: load_quantized<Q8_0>(row, i, n, v); break;
+        case TYPE_IQ4_NL: load_quantized<IQ4_NL>(row, i, n, v); break;
+        case TYPE_IQ4_XS: load_quantized<IQ4_XS>(row, i, n, v); break;
         case TYPE_MXFP4: load_quantized<MXFP4>(row, i, n, v); break;
         case TYPE_NVFP4: load_quantized<NVFP4>(row, i, n, v); break;
         case TYPE_Q4_K: load_quantized<Q4_K>(row, i, n, v); break;

@@ -26,6 +26,7 @@ constexpr int WARP = 32;
 #else
 
 #define DEVICE __device__ __forceinline__
+#define LOOKUP_TABLE static __device__ const
 
 // A kernel. Its blocks have THREADS threads; BLOCKS_PER_SM blocks should fit a multiprocessor.
 #define KERNEL(name, threads, blocks_per_sm)                                       \

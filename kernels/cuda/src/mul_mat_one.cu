@@ -201,7 +201,7 @@ DEVICE void multiply_block(const Held &held, int b, const u32 (&column)[8], int 
     for (int t = 0; t < 4; t++) {
         u32 w_low, w_high;
         if constexpr (W::HAS_SUB_SCALES) {
-            W::fourfold(held, b, t, w_low, w_high);
+            shifted_words<W>(held, b, t, w_low, w_high);
         } else {
             W::words(held, b, t, w_low, w_high);
         }
@@ -232,7 +232,7 @@ DEVICE float chunk_sum(const Held &held, const char *slot, int n_blocks) {
         } else if constexpr (W::HAS_SUB_SCALES) {
             int low_scale, high_scale;
             W::sub_scales(held, b, low_scale, high_scale);
-            isum = (low_scale * low + high_scale * high) >> 2;
+            isum = (low_scale * low + high_scale * high) >> W::SHIFT;
         } else {
             isum = low + high - W::OFFSET * a_sum;
         }

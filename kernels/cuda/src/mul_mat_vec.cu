@@ -191,8 +191,8 @@ DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const 
             a_sum[r][c] = high[d];
         }
     } else if constexpr (W::HAS_SUB_SCALES) {
-        W::fourfold(rows[0], b, t, w[0], w[2]);
-        W::fourfold(rows[1], b, t, w[1], w[3]);
+        shifted_words<W>(rows[0], b, t, w[0], w[2]);
+        shifted_words<W>(rows[1], b, t, w[1], w[3]);
         int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
         mma_s8_k16(low, {w[0], w[1]}, column[0]);
         mma_s8_k16(high, {w[2], w[3]}, column[1]);
@@ -201,7 +201,7 @@ DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const 
             const int r = i / OWN, c = i % OWN, d = 2 * r + c;
             int low_scale, high_scale;
             W::sub_scales(rows[r], b, low_scale, high_scale);
-            isum[r][c] = (low_scale * low[d] + high_scale * high[d]) >> 2;
+            isum[r][c] = (low_scale * low[d] + high_scale * high[d]) >> W::SHIFT;
         }
     } else {
         W::words(rows[0], b, t, w[0], w[2]);

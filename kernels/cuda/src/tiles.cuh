@@ -42,7 +42,8 @@ template <class Type> struct Staging {
     static DEVICE int block(int, int i) { return i; }
 };
 
-// Blocks of 256 values: HEAD bytes for the whole block, then 32 bytes for each 64 values.
+// Blocks of 256 values: HEAD bytes for the whole block, then 32 bytes for each 64 values. Blocks and
+// HEAD are multiples of 4 bytes.
 template <class Type, int HEAD> struct HeadedStaging {
     static constexpr bool ENDS_ANYWHERE = false;
     static constexpr int HEAD_PIECES = pieces(HEAD + PIECE - 4);
@@ -69,11 +70,13 @@ template <class Type, int HEAD> struct HeadedStaging {
         }
     };
     static DEVICE View view(const char *slot, int shift, int half) {
-        return View{slot, shift, shift + PIECE * HEAD_PIECES - HEAD - STEP / 2 * half};
+        const int rest = (shift + HEAD) % PIECE + PIECE * HEAD_PIECES;
+        return View{slot, shift, rest - HEAD - STEP / 2 * half};
     }
     static DEVICE int block(int half, int i) { return STEP_BLOCKS * half + i; }
 };
 
+template <> struct Staging<IQ4_XS> : HeadedStaging<IQ4_XS, 8> {};
 template <> struct Staging<Q4_K> : HeadedStaging<Q4_K, 16> {};
 template <> struct Staging<Q5_K> : HeadedStaging<Q5_K, 48> {};
 
@@ -115,21 +118,6 @@ template <> struct Staging<Q6_K> {
     }
     static DEVICE int block(int half, int i) { return STEP_BLOCKS * half + i; }
 };
-
-// Subtract n from each byte; bytes are below 128, results are signed.
-template <int n> DEVICE u32 centered(u32 bytes) {
-    return (bytes + (128 - n) * 0x01010101u) ^ 0x80808080u;
-}
-
-// A thread's words of block b, as signed bytes.
-template <class Type, class View>
-DEVICE void centered_words(const View &view, int b, int t, u32 &low, u32 &high) {
-    Type::words(view, b, t, low, high);
-    if (Type::OFFSET != 0) {
-        low = centered<Type::OFFSET>(low);
-        high = centered<Type::OFFSET>(high);
-    }
-}
 
 // --- columns ---
 
