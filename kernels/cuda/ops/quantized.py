@@ -20,18 +20,11 @@ from .activations import BLOCK, CHUNK, can_prepare_q8, n_chunks, prepared_q8
 from .elementwise import gate_of
 
 TYPES: Final = (
-    GGMLType.Q4_0,
-    GGMLType.Q4_1,
-    GGMLType.Q5_0,
-    GGMLType.Q5_1,
-    GGMLType.Q8_0,
-    GGMLType.MXFP4,
-    GGMLType.NVFP4,
-    GGMLType.IQ4_NL,
-    GGMLType.IQ4_XS,
-    GGMLType.Q4_K,
-    GGMLType.Q5_K,
-    GGMLType.Q6_K,
+    *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0),
+    *(GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.IQ4_NL, GGMLType.IQ4_XS),
+    *(GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K),
+    *(GGMLType.IQ3_S, GGMLType.IQ3_XXS, GGMLType.IQ2_S, GGMLType.IQ2_XS, GGMLType.IQ2_XXS),
+    *(GGMLType.IQ1_S, GGMLType.IQ1_M, GGMLType.TQ1_0, GGMLType.TQ2_0),
 )
 
 COLUMNS: Final = 8  # most columns that a kernel computes in one pass over the weights

@@ -38,7 +38,7 @@ HEADED_PIECES: Final = {
     GGMLType.Q6_K: 10,
 }
 WITH_MIN: Final = (
-    *(GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K),
+    *(GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q2_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.IQ1_S),
     GGMLType.NVFP4,  # its second 16 values take the place of the minima
 )
 
@@ -190,7 +190,8 @@ def _row_slot(type: GGMLType) -> int:
     if type in HEADED_PIECES:
         return PIECE * (HEADED_PIECES[type] | 1)
     alignment = gcd(4, type.type_size)
-    step = STEP // type.block_size * type.type_size
+    # blocks of 256 values are copied whole
+    step = max(1, STEP // type.block_size) * type.type_size
     return PIECE * (_ceil(step + PIECE - alignment, PIECE) | 1)
 
 

@@ -137,6 +137,14 @@ DEVICE void shifted_words(const View &view, int b, int t, u32 &low, u32 &high) {
     }
 }
 
+// The minima of block b as operands for the tensor cores: each is the factor of 16 values.
+template <class Type, class View> DEVICE void mins_of(const View &view, int b, u32 &low, u32 &high) {
+    int first, second;
+    Type::sub_mins(view, b, first, second);
+    low = in_all_bytes(first);
+    high = in_all_bytes(second);
+}
+
 // --- types of 32 values: d, m if MIN, fifth bits if FIFTH, then 4 bits of each value in halves ---
 
 template <bool MIN, bool FIFTH, int CENTER> struct Nibbles : Plain {

@@ -1,11 +1,10 @@
 // Single elements of quantized rows as float32, for GET_ROWS and copies. Values have the bits of
 // `gguf.quants`. Matrix products read whole blocks instead (blocks.cuh).
 #pragma once
+#include "dequantize_grid.cuh"
 #include "small_floats.cuh"
 #include "tables.cuh"
 #include "units.cuh"
-
-DEVICE float f16_at(const u8 *at) { return f16_to_f32(*reinterpret_cast<const u16 *>(at)); }
 
 // Element `i` of a block of 32: the low nibbles are the first half.
 DEVICE int nibble(const u8 *qs, int i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
@@ -138,6 +137,52 @@ struct Q6_K {
     }
 };
 
+// Element `i` of 256 with 2 bits each.
+DEVICE int two_bits(const u8 *qs, int i) { return qs[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3; }
+
+struct Q2_K {
+    static constexpr int SIZE = 256, BYTES = 84;
+    static DEVICE float load(const u8 *block, int i) {
+        const int both = block[i / 16];
+        const float d = f16_at(block + 80) * (both & 15), m = f16_at(block + 82) * (both >> 4);
+        return d * two_bits(block + 16, i) - m;
+    }
+};
+
+struct Q3_K {
+    static constexpr int SIZE = 256, BYTES = 110;
+    static DEVICE float load(const u8 *block, int i) {
+        const u8 *scales = block + 96;
+        const int j = i / 16, low = scales[j % 8] >> 4 * (j / 8) & 15;
+        const int scale = (low | (scales[8 + j % 4] >> 2 * (j / 4) & 3) << 4) - 32;
+        const int third = block[i % 32] >> i / 32 & 1;
+        return f16_at(block + 108) * scale * ((two_bits(block + 32, i) | third << 2) - 4);
+    }
+};
+
+struct TQ2_0 {
+    static constexpr int SIZE = 256, BYTES = 66;
+    static DEVICE float load(const u8 *block, int i) {
+        return f16_at(block + 64) * (two_bits(block, i) - 1);
+    }
+};
+
+struct TQ1_0 {
+    static constexpr int SIZE = 256, BYTES = 54;
+    // Digit n of the fraction q / 256 in base 3.
+    static DEVICE int digit(int q, int n) {
+        for (; n > 0; n--) q = q * 3 & 255;
+        return q * 3 >> 8;
+    }
+    static DEVICE float load(const u8 *block, int i) {
+        const int rest = i - 160, last = i - 240;
+        const int q = i < 160    ? digit(block[i % 32], i / 32)
+                      : i < 240 ? digit(block[32 + rest % 16], rest / 16)
+                                : digit(block[48 + last % 4], last / 4);
+        return f16_at(block + 52) * (q - 1);
+    }
+};
+
 // Load `n` elements from element `i` of a row on; all are in one block.
 template <typename Q> DEVICE void load_quantized(const char *row, u32 i, int n, float (&v)[UNIT]) {
     const u8 *block = reinterpret_cast<const u8 *>(row) + static_cast<i64>(i / Q::SIZE) * Q::BYTES;
@@ -161,6 +206,17 @@ DEVICE void load_any(int type, const char *row, u32 i, i64 nb0, int n, float (&v
         case TYPE_Q4_K: load_quantized<Q4_K>(row, i, n, v); break;
         case TYPE_Q5_K: load_quantized<Q5_K>(row, i, n, v); break;
         case TYPE_Q6_K: load_quantized<Q6_K>(row, i, n, v); break;
+        case TYPE_Q2_K: load_quantized<Q2_K>(row, i, n, v); break;
+        case TYPE_Q3_K: load_quantized<Q3_K>(row, i, n, v); break;
+        case TYPE_TQ1_0: load_quantized<TQ1_0>(row, i, n, v); break;
+        case TYPE_TQ2_0: load_quantized<TQ2_0>(row, i, n, v); break;
+        case TYPE_IQ1_S: load_quantized<IQ1_S>(row, i, n, v); break;
+        case TYPE_IQ1_M: load_quantized<IQ1_M>(row, i, n, v); break;
+        case TYPE_IQ2_XXS: load_quantized<IQ2_XXS>(row, i, n, v); break;
+        case TYPE_IQ2_XS: load_quantized<IQ2_XS>(row, i, n, v); break;
+        case TYPE_IQ2_S: load_quantized<IQ2_S>(row, i, n, v); break;
+        case TYPE_IQ3_XXS: load_quantized<IQ3_XXS>(row, i, n, v); break;
+        case TYPE_IQ3_S: load_quantized<IQ3_S>(row, i, n, v); break;
         default: load_unit(type, row + i * nb0, nb0, n, v);
     }
 }

@@ -215,7 +215,7 @@ struct Loader {
 // --- multiplying ---
 
 // Blocks to unpack at once: limited by registers.
-constexpr int AT_ONCE = Type::HAS_SUB_SCALES ? 1 : 2;
+constexpr int AT_ONCE = Type::HAS_SUB_SCALES || Type::HAS_SUB_MINS ? 1 : 2;
 
 // Blocks of a thread's rows: operands and scales.
 template <class T> struct Weights {
@@ -224,6 +224,7 @@ template <class T> struct Weights {
     u32 operand[AT_ONCE][4];
     float scale[AT_ONCE][2], min[AT_ONCE][2];  // by block and row
     int sub[AT_ONCE][2][2];                    // first and second
+    u32 sub_min[AT_ONCE][4];                   // operands
 
     // Load row r's blocks of a step from `first` on. Blocks from `n_blocks` on are beyond K.
     DEVICE void load(const View &view, int r, int half, int first, int n_blocks) {
@@ -235,6 +236,9 @@ template <class T> struct Weights {
             if constexpr (T::HAS_SUB_SCALES) {
                 T::sub_scales(view, b, sub[i][r][0], sub[i][r][1]);
             }
+            if constexpr (T::HAS_SUB_MINS) {
+                mins_of<T>(view, b, sub_min[i][r], sub_min[i][2 + r]);
+            }
             if (Staging<T>::ENDS_ANYWHERE && first + i >= n_blocks) {
                 scale[i][r] = min[i][r] = 0.0f;  // adds nothing
             }
@@ -242,7 +246,8 @@ template <class T> struct Weights {
     }
 
     // The exact integer products of block i with a tile's columns. `sums`: the columns' sums; they
-    // become the products of the second 16 values if those have their own scales.
+    // become their products with minima, or the products of the second 16 values if those have their
+    // own scales.
     DEVICE void multiply(int (&product)[4], float (&sums)[4], int i, const u32 *columns) const {
         if constexpr (T::IN_16) {
             int high[4] = {0, 0, 0, 0};
@@ -264,6 +269,12 @@ template <class T> struct Weights {
 #pragma unroll
             for (int j = 0; j < 4; j++) product[j] = 0;
             mma_s8_k32(product, operand[i], {columns[0], columns[1]});
+            if constexpr (T::HAS_SUB_MINS) {
+                int products[4] = {0, 0, 0, 0};
+                mma_s8_k32(products, sub_min[i], {columns[0], columns[1]});
+#pragma unroll
+                for (int j = 0; j < 4; j++) sums[j] = static_cast<float>(products[j]);
+            }
         }
     }
 };

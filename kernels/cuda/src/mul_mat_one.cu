@@ -12,6 +12,7 @@
 // batch, the next ones are on their way.
 #include "activations.cuh"
 #include "quantize.cuh"
+#include "weights.cuh"
 
 typedef TYPE Type;
 
@@ -210,6 +211,16 @@ DEVICE void multiply_block(const Held &held, int b, const u32 (&column)[8], int 
     }
 }
 
+// The sum of the first 16 values of a column, times their minimum, and of the others, times theirs.
+template <class W>
+DEVICE int weighted_sum(const Held &held, int b, const u32 (&column)[8], int sum) {
+    int first_min, second_min, first = 0;
+    W::sub_mins(held, b, first_min, second_min);
+#pragma unroll
+    for (int t = 0; t < 4; t++) first = dot_s8(in_all_bytes(1), column[t], first);
+    return first_min * first + second_min * (sum - first);
+}
+
 // The sum of the first `n_blocks` blocks of a chunk, of all if WHOLE, with the column's chunk in a
 // slot.
 template <class W, bool WHOLE>
@@ -235,6 +246,7 @@ DEVICE float chunk_sum(const Held &held, const char *slot, int n_blocks) {
             isum = (low_scale * low + high_scale * high) >> W::SHIFT;
         } else {
             isum = low + high - W::OFFSET * a_sum;
+            if constexpr (W::HAS_SUB_MINS) a_sum = weighted_sum<W>(held, b, column, a_sum);
         }
         float w_scale, w_min;
         W::scales(held, b, w_scale, w_min);

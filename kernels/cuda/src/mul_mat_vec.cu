@@ -8,7 +8,7 @@
 // at the cost of one. Chunks' sums go through shared memory to one thread for each element, which
 // adds them in order (blocks.cuh).
 #include "activations.cuh"
-#include "blocks.cuh"
+#include "weights.cuh"
 
 typedef TYPE Type;
 
@@ -170,7 +170,8 @@ struct Operands {
 };
 
 // Multiply block b with two registers of columns, in integers. `sums`: the columns' sums. `a_sum`
-// becomes these, or the product of the second 16 values if those have their own scales.
+// becomes these, or their products with minima, or the product of the second 16 values if those have
+// their own scales.
 template <class W, class B>
 DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const B (&rows)[OWN],
                            int b, const u32 (&column)[2], const int (&sums)[OWN]) {
@@ -212,6 +213,15 @@ DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const 
         for (int i = 0; i < OWN * OWN; i++) {
             const int r = i / OWN, c = i % OWN;
             isum[r][c] = d[2 * r + c] - W::OFFSET * sums[c];
+        }
+        if constexpr (W::HAS_SUB_MINS) {
+            u32 mins[4];
+            mins_of<W>(rows[0], b, mins[0], mins[2]);
+            mins_of<W>(rows[1], b, mins[1], mins[3]);
+            int products[4] = {0, 0, 0, 0};
+            mma_s8_k32(products, mins, column);
+#pragma unroll
+            for (int i = 0; i < OWN * OWN; i++) a_sum[i / OWN][i % OWN] = products[i];
         }
     }
 }

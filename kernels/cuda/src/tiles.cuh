@@ -6,7 +6,7 @@
 // bytes a step needs, and gives blocks.cuh a view of them. A slot of a row or column is an odd
 // number of pieces, so 8 slots are in different banks.
 #pragma once
-#include "blocks.cuh"
+#include "weights.cuh"
 
 constexpr int STEP = CHUNK / 2;  // values
 constexpr int STEP_BLOCKS = STEP / BLOCK;
@@ -19,7 +19,7 @@ DEVICE int misalignment(u64 address) { return static_cast<int>(address % PIECE);
 // --- weights ---
 
 // Blocks of 32 or 64 values: the blocks of a step are contiguous.
-template <class Type> struct Staging {
+template <class Type> struct SmallStaging {
     static constexpr bool ENDS_ANYWHERE = true;  // K may end within a step
     static constexpr int GGUF_BYTES = Type::BYTES / (CHUNK / Type::VALUES);
     static constexpr int ALIGNMENT = GGUF_BYTES % 4 == 0 ? 4 : GGUF_BYTES % 2 == 0 ? 2 : 1;
@@ -40,6 +40,21 @@ template <class Type> struct Staging {
     static DEVICE View view(const char *slot, int shift, int) { return View{slot + shift}; }
     // The index of the step's block i for blocks.cuh.
     static DEVICE int block(int, int i) { return i; }
+};
+
+// Blocks of 256 values: both steps copy the whole block.
+template <class Type> struct WholeStaging {
+    static constexpr bool ENDS_ANYWHERE = false;
+    static constexpr bool ALIGNED = Type::BYTES % 4 == 0;
+    static constexpr int PIECES = pieces(Type::BYTES + PIECE - (ALIGNED ? 4 : 2));
+
+    static DEVICE i64 begin(int step) { return static_cast<i64>(step / 2) * Type::BYTES; }
+    static DEVICE int offset(int i, int) { return PIECE * i; }
+    static DEVICE int needed(int i, int) { return Type::BYTES - PIECE * i; }
+
+    typedef Bytes<ALIGNED> View;
+    static DEVICE View view(const char *slot, int shift, int) { return View{slot + shift}; }
+    static DEVICE int block(int half, int i) { return STEP_BLOCKS * half + i; }
 };
 
 // Blocks of 256 values: HEAD bytes for the whole block, then 32 bytes for each 64 values. Blocks and
@@ -76,6 +91,9 @@ template <class Type, int HEAD> struct HeadedStaging {
     static DEVICE int block(int half, int i) { return STEP_BLOCKS * half + i; }
 };
 
+template <class Type, bool IS_LARGE = Type::VALUES == CHUNK>
+struct Staging : SmallStaging<Type> {};
+template <class Type> struct Staging<Type, true> : WholeStaging<Type> {};
 template <> struct Staging<IQ4_XS> : HeadedStaging<IQ4_XS, 8> {};
 template <> struct Staging<Q4_K> : HeadedStaging<Q4_K, 16> {};
 template <> struct Staging<Q5_K> : HeadedStaging<Q5_K, 48> {};
