@@ -91,6 +91,7 @@ GRID_INLINE unsigned ballot(bool v) {
 }
 GRID_INLINE int popcount(unsigned v) { return __builtin_popcount(v); }
 GRID_INLINE unsigned byte_perm(unsigned low, unsigned high, unsigned at) {
+    if (at & 0x8888) grid::error("byte_perm: a nibble of 0x%x is above 7", at & 0xffff);
     const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
     unsigned result = 0;
     for (int i = 0; i < 4; i++) {

@@ -27,6 +27,17 @@ TYPES: Final = (
     *(GGMLType.IQ1_S, GGMLType.IQ1_M, GGMLType.TQ1_0, GGMLType.TQ2_0),
 )
 
+# bytes of the grids of src/blocks_grid.cuh, beside a block's other shared memory
+GRID_BYTES: Final = {
+    GGMLType.IQ3_S: 2 << 10,
+    GGMLType.IQ3_XXS: 1 << 10,
+    GGMLType.IQ2_S: 8 << 10,
+    GGMLType.IQ2_XS: 4 << 10,
+    GGMLType.IQ2_XXS: 2 << 10,
+    GGMLType.IQ1_S: 16 << 10,
+    GGMLType.IQ1_M: 16 << 10,
+}
+
 COLUMNS: Final = 8  # most columns that a kernel computes in one pass over the weights
 
 MAX_GRID: Final = 65535  # most blocks in the second and third dimension
@@ -107,9 +118,10 @@ def _call_of_one(
     tiles, batches = -(-a.ne[1] // rows), -(-rows * chunks // WARP)
     stage = -(-WARP * _chunk_bytes(a.type) // PIECE) * PIECE + PIECE
     sums = 4 * rows * chunks * (2 if gate else 1)
+    most_shared = MOST_SHARED - GRID_BYTES.get(a.type, 0)
     for warps, stages in SHAPES:
         shared = chunks * COLUMN_SLOT + warps * (stages * stage + sums)
-        if shared <= MOST_SHARED:
+        if shared <= most_shared:
             break
     else:
         return None

@@ -179,8 +179,8 @@ def _stages(type: GGMLType, tile: Tile) -> tuple[int, int]:
     """The number of stages in shared memory, and the bytes of a stage."""
     columns = STEP + PIECE * (3 if type in WITH_MIN else 1)
     stage = tile.warps_k * (tile.rows * _row_slot(type) + tile.columns * columns)
-    places = 12 * tile.columns
-    stages = min(MOST_STAGES, (MOST_SHARED_MEMORY - places - _sums(tile)) // stage)
+    others = 12 * tile.columns + _sums(tile) + quantized.GRID_BYTES.get(type, 0)
+    stages = min(MOST_STAGES, (MOST_SHARED_MEMORY - others) // stage)
     assert stages >= 2, f"{type.name}: {tile} needs {stage} bytes for a stage"
     return stages, stage
 

@@ -107,6 +107,10 @@ struct Plain {
     // `accumulate` gets their products with the columns' sums as a_sum, and HAS_MIN is true
     static constexpr bool HAS_SUB_MINS = false;
     static constexpr int OFFSET = 0;  // to subtract from the integers that `words` gives
+    // whether `words` needs what `prepare`, called by all threads of a block, has put into shared
+    // memory; a barrier must follow
+    static constexpr bool HAS_GRID = false;
+    static DEVICE void prepare() {}
 };
 
 // The same byte four times.
@@ -159,7 +163,7 @@ template <bool MIN, bool FIFTH, int CENTER> struct Nibbles : Plain {
     // Spread 4 bits: each becomes bit 4 of a byte.
     static DEVICE u32 fifth(u32 bits) { return ((bits & 15) * 0x02040810u) & 0x10101010u; }
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         int begin = b * BLOCK_BYTES;
         u32 qs = at.word(begin + QS + 4 * t);
         low = qs & 0x0f0f0f0f;
@@ -171,7 +175,7 @@ template <bool MIN, bool FIFTH, int CENTER> struct Nibbles : Plain {
         }
     }
 
-    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int b, float &w_scale, float &w_min) {
         w_scale = at.f16(b * BLOCK_BYTES);
         w_min = MIN ? at.f16(b * BLOCK_BYTES + 2) : 0.0f;
     }
@@ -187,13 +191,13 @@ struct Q8_0 : Plain {
     static constexpr int BLOCK_BYTES = 34;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         int begin = b * BLOCK_BYTES + 2 + 4 * t;
         low = at.word(begin);
         high = at.word(begin + 16);
     }
 
-    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int b, float &w_scale, float &w_min) {
         w_scale = at.f16(b * BLOCK_BYTES);
         w_min = 0.0f;
     }
@@ -211,11 +215,11 @@ struct IQ4_NL : Plain {
     static constexpr int BLOCK_BYTES = 18;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         iq4_levels(at.word(b * BLOCK_BYTES + 2 + 4 * t), low, high);
     }
 
-    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int b, float &w_scale, float &w_min) {
         w_scale = at.f16(b * BLOCK_BYTES);
         w_min = 0.0f;
     }
@@ -227,12 +231,12 @@ struct IQ4_XS : Plain {
     static constexpr int QS = 8;
     static constexpr int BYTES = QS + CHUNK / 2;
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         iq4_levels(at.word(QS + 16 * b + 4 * t), low, high);
     }
 
     // d, then 2 bits of each scale, then 4.
-    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int b, float &w_scale, float &w_min) {
         const u32 high = at.word(0) >> (16 + 2 * b) & 3, low = at.word(SCALES_L) >> (4 * b) & 15;
         w_scale = at.f16(0) * static_cast<float>(static_cast<int>(low | high << 4) - 32);
         w_min = 0.0f;
@@ -246,11 +250,11 @@ struct MXFP4 : Plain {
     static constexpr int BLOCK_BYTES = 17;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         e2m1_values(at.any_word(b * BLOCK_BYTES + 1 + 4 * t), low, high);
     }
 
-    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int b, float &w_scale, float &w_min) {
         w_scale = half_of_e8m0(at.byte(b * BLOCK_BYTES));
         w_min = 0.0f;
     }
@@ -267,14 +271,14 @@ struct NVFP4 : Plain {
     static DEVICE int begin(int b) { return b / 2 * 2 * BLOCK_BYTES; }
 
     // 16 values are 8 bytes, the low nibbles first.
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         const int first = begin(b) + 4 + 16 * (b & 1), word = 4 * (t & 1), shift = 4 * (t >> 1);
         const u32 values = (at.word(first + word) >> shift) & 0x0f0f0f0f;
         const u32 others = (at.word(first + 8 + word) >> shift) & 0x0f0f0f0f;
         e2m1_values(values | others << 4, low, high);
     }
 
-    template <class B> static DEVICE void scales(B at, int b, float &first, float &second) {
+    template <class B> static DEVICE void scales(const B &at, int b, float &first, float &second) {
         const u32 both = at.half(begin(b) + 2 * (b & 1));
         first = half_of_ue4m3(both & 255);
         second = half_of_ue4m3(both >> 8);
@@ -297,7 +301,7 @@ template <bool FIFTH> struct Sixes : Plain {
     }
     static DEVICE u32 fifth(u32 word, int b) { return ((word >> b) & 0x01010101u) << 4; }
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         int begin = QS + BLOCK * (b / 2) + 4 * t;
         low = bits(at.word(begin), b);
         high = bits(at.word(begin + 16), b);
@@ -307,7 +311,7 @@ template <bool FIFTH> struct Sixes : Plain {
         }
     }
 
-    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int b, float &w_scale, float &w_min) {
         u32 first = at.word(SCALES), second = at.word(SCALES + 4), scale, min;
         if (b < 4) {
             scale = first & 0x3f3f3f3f;
@@ -342,7 +346,7 @@ struct Q6_K : Plain {
                (((qh >> (2 * (b & 3))) & 0x03030303) << 4);
     }
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         int ql = QL + 64 * (b / 4) + BLOCK * (b & 1) + 4 * t;
         int qh = QH + BLOCK * (b / 4) + 4 * t;
         low = bits(at.word(ql), at.word(qh), b);
@@ -350,7 +354,7 @@ struct Q6_K : Plain {
     }
 
     // Like `words`, but 4 * (integer - 32) as signed bytes, which takes fewer steps.
-    template <class B> static DEVICE void fourfold(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void fourfold(const B &at, int b, int t, u32 &low, u32 &high) {
         int ql = QL + 64 * (b / 4) + BLOCK * (b & 1) + 4 * t;
         int qh = QH + BLOCK * (b / 4) + 4 * t;
         low = fourfold_bits(at.word(ql), at.word(qh), b);
@@ -362,13 +366,13 @@ struct Q6_K : Plain {
         return (four ^ 0x80808080) ^ ((qh << (6 - 2 * (b & 3))) & 0xc0c0c0c0);
     }
 
-    template <class B> static DEVICE void scales(B at, int, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int, float &w_scale, float &w_min) {
         w_scale = at.f16(D);
         w_min = 0.0f;
     }
 
     // isum = first * (product of values 0..15) + second * (product of values 16..31)
-    template <class B> static DEVICE void sub_scales(B at, int b, int &first, int &second) {
+    template <class B> static DEVICE void sub_scales(const B &at, int b, int &first, int &second) {
         u32 both = at.half(SCALES + 2 * b);
         first = static_cast<i8>(both & 255);
         second = static_cast<i8>(both >> 8);

@@ -4,7 +4,7 @@
 
 // 2 bits of each value: 32 bytes for 128 values, bits 0..1 of byte i value i, bits 2..3 value 32 + i,
 // and so on. `qs`: where the bytes of all 256 values begin.
-template <class B> DEVICE void words_of_2_bits(B at, int qs, int b, int t, u32 &low, u32 &high) {
+template <class B> DEVICE void words_of_2_bits(const B &at, int qs, int b, int t, u32 &low, u32 &high) {
     const int begin = qs + BLOCK * (b / 4) + 4 * t, shift = 2 * (b & 3);
     low = at.word(begin) >> shift & 0x03030303u;
     high = at.word(begin + 16) >> shift & 0x03030303u;
@@ -20,19 +20,19 @@ struct Q2_K : Plain {
     static constexpr bool HAS_SUB_MINS = true;
 
     // Values times their scale: up to 45.
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         const u32 both = at.half(2 * b);
         words_of_2_bits(at, QS, b, t, low, high);
         low *= both & 15;
         high *= both >> 8 & 15;
     }
 
-    template <class B> static DEVICE void scales(B at, int, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int, float &w_scale, float &w_min) {
         w_scale = at.f16(D);
         w_min = -at.f16(D + 2);
     }
 
-    template <class B> static DEVICE void sub_mins(B at, int b, int &first, int &second) {
+    template <class B> static DEVICE void sub_mins(const B &at, int b, int &first, int &second) {
         const u32 both = at.half(2 * b);
         first = static_cast<int>(both >> 4 & 15);
         second = static_cast<int>(both >> 12);
@@ -53,19 +53,19 @@ struct Q3_K : Plain {
         return (~(thirds >> b) & 0x01010101u) * 0xfcu;
     }
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         words_of_2_bits(at, QS, b, t, low, high);
         low |= without_third(at.word(4 * t), b);
         high |= without_third(at.word(4 * t + 16), b);
     }
 
-    template <class B> static DEVICE void scales(B at, int, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int, float &w_scale, float &w_min) {
         w_scale = at.f16(D);
         w_min = 0.0f;
     }
 
     // Of scale j, the low 4 bits are half j / 8 of byte j % 8, the high 2 bits of byte 8 + j % 4.
-    template <class B> static DEVICE void sub_scales(B at, int b, int &first, int &second) {
+    template <class B> static DEVICE void sub_scales(const B &at, int b, int &first, int &second) {
         const u32 low = at.half(SCALES + 2 * (b & 3)) >> 4 * (b / 4) & 0x0f0f;
         const u32 high = at.half(SCALES + 8 + 2 * (b & 1)) >> 2 * (b / 2) & 0x0303;
         const u32 both = low | high << 4;
@@ -81,11 +81,11 @@ struct TQ2_0 : Plain {
     static constexpr int BYTES = 66;
     static constexpr int OFFSET = 1;
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         words_of_2_bits(at, 0, b, t, low, high);
     }
 
-    template <class B> static DEVICE void scales(B at, int, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int, float &w_scale, float &w_min) {
         w_scale = at.f16(D);
         w_min = 0.0f;
     }
@@ -114,7 +114,7 @@ struct TQ1_0 : Plain {
                digits_of_2(fractions >> 8 & 0x00ff00ffu, n) << 8;
     }
 
-    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+    template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
         if (b < 5) {
             low = digits(at.word(4 * t), b);
             high = digits(at.word(16 + 4 * t), b);
@@ -125,7 +125,7 @@ struct TQ1_0 : Plain {
         }
     }
 
-    template <class B> static DEVICE void scales(B at, int, float &w_scale, float &w_min) {
+    template <class B> static DEVICE void scales(const B &at, int, float &w_scale, float &w_min) {
         w_scale = at.f16(D);
         w_min = 0.0f;
     }

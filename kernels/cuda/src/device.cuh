@@ -63,8 +63,12 @@ template <typename T> DEVICE T shfl(T v, int lane) { return __shfl_sync(~0u, v, 
 template <typename T> DEVICE T shfl_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
 DEVICE int popcount(u32 v) { return __popc(v); }
-// Four bytes of `low` (0..3) and `high` (4..7), at the low 3 bits of the low four nibbles of `at`.
-DEVICE u32 byte_perm(u32 low, u32 high, u32 at) { return __byte_perm(low, high, at); }
+// Four bytes of `low` (0..3) and `high` (4..7), at the low four nibbles of `at`, which are below 8.
+DEVICE u32 byte_perm(u32 low, u32 high, u32 at) {
+    u32 v;  // __byte_perm would clear the fourth bit of each nibble
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(low), "r"(high), "r"(at));
+    return v;
+}
 
 // The sum of the products of four signed bytes, and `sum`.
 DEVICE int dot_s8(u32 a, u32 b, int sum) {

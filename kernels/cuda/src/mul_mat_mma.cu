@@ -454,6 +454,7 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
     for (int c = threadIdx.x; c < N_COLS; c += THREADS) {
         find_column(p, w, batch, c, columns[c], results[c]);
     }
+    Type::prepare();
     sync_block();
 
     u32 addresses[2 * MT];

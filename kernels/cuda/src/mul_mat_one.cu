@@ -290,6 +290,7 @@ template <bool GATED, bool FAST> DEVICE void multiply(const Params &p, const Wor
         copy_async_commit();
         next.advance();
     }
+    Type::prepare();
     quantize_column(slots, work.column, p.t[2].ne[0], shape.n_chunks);
     int stage = 0, first = -1, chunk = 0, offset = 0;
     bool has_column = false;

@@ -341,6 +341,10 @@ DEVICE float product(const Work &w) {
     const Multiplier multiplier(w);
     const int n_chunks = w.n_chunks();
     for (int i = 0; i < STAGES; i++) loader.load(stages + i * STAGE);
+    if constexpr (Type::HAS_GRID) {
+        Type::prepare();
+        sync_block();
+    }
 
     float total = 0.0f;
     int stage = 0;
