@@ -1,4 +1,4 @@
-"""The header tables.cuh: what indices of quantized types stand for, from `kernels/quants/values.py`.
+"""The header tables.cuh: the values of indices of quantized types, from `kernels/quants/values.py`.
 
 Tested by tests/kernels/test_cuda_compile.py and test_cuda_quantized.py.
 """

@@ -81,7 +81,7 @@ def _many_token_cases() -> Iterator[OpCase]:
             n_tokens=MANY,
             limit=1e-10,
         )
-    for type in (GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_K):
+    for type in (GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.IQ3_S):
         yield OpCase(
             f"mul_mat_id {type.name} {MANY}",
             lambda t, type=type: _experts(t, type),  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Quantized products by CUDA kernels, and their NumPy twin, for the tests of these kernels.
 
-The twin unpacks blocks (quantized_blocks.py) and takes the float steps of src/blocks.cuh one by one.
+The twin unpacks blocks (quantized_blocks.py), then takes the float steps of src/blocks.cuh in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from lamella.kernels.cuda.ops.tensor_core import TILES, Tile
 Bits = npt.NDArray[np.uint32]
 
 N_ROWS = 37  # two whole tiles of rows, and a part
-SOME = (GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q6_K)  # one of each kind
+SOME = (  # one of each kind
+    *(GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q6_K),
+    *(GGMLType.Q2_K, GGMLType.IQ2_S),
+)
 
 
 def lengths(type: GGMLType) -> tuple[int, ...]:

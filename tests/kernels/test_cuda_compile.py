@@ -36,7 +36,7 @@ STATIC_SHARED: Final = 48 * 1024  # bytes of static shared memory that every dev
 TOY: Final = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
-HOT_TYPES: Final = (GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q6_K, Q8_0, F16)
+HOT_TYPES: Final = (GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q6_K, Q8_0, F16, GGMLType.IQ4_XS)
 HOT_HEADS: Final = (64, 128)  # elements
 LARGEST_HEAD: Final = 256
 
@@ -44,10 +44,12 @@ Key = tuple[CudaSource, int]
 
 
 class Compiled(NamedTuple):
-    """What ptxas reports of a kernel: bytes of spills, and of static shared memory."""
+    """What ptxas reports of a kernel: bytes of spills, of static shared memory, and of a thread's
+    stack, which has spills and arrays that are not in registers."""
 
     spilt: int
     shared: int
+    stack: int = 0
 
 
 def compiler() -> NvrtcCompiler | None:
@@ -164,7 +166,8 @@ def kernels_of(log: str) -> dict[str, Compiled]:
         name = re.findall(r"'(\w+)'", part)[0]
         spilt = sum(int(n) for n in re.findall(r"(\d+) bytes spill", part))
         shared = sum(int(n) for n in re.findall(r"(\d+) bytes smem", part))
-        found[name] = Compiled(spilt, shared)
+        stack = sum(int(n) for n in re.findall(r"(\d+) bytes stack frame", part))
+        found[name] = Compiled(spilt, shared, stack)
     return found
 
 
@@ -188,6 +191,17 @@ def test_no_kernel_spills_registers(logs: Mapping[Key, str]) -> None:
         if kernel.spilt > MAY_SPILL.get((source, arch), 0)
     }
     assert not spilt, "\n".join(sorted(spilt))
+
+
+def test_products_keep_weights_in_registers(logs: Mapping[Key, str]) -> None:
+    stacks = {
+        f"{name} of {source} on sm_{arch}: {kernel.stack} bytes"
+        for (source, arch), log in logs.items()
+        if source.file.startswith("mul_mat_")
+        for name, kernel in kernels_of(log).items()
+        if kernel.stack > 0
+    }
+    assert not stacks, "\n".join(sorted(stacks))
 
 
 def test_static_shared_memory_fits_every_device(logs: Mapping[Key, str]) -> None:
@@ -257,7 +271,7 @@ def test_kernels_of_one_source_are_distinct() -> None:
         "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
         "ptxas info    : Used 49 registers\n"
     )
-    assert kernels_of(log) == {"a": Compiled(16, 128), "b": Compiled(0, 0)}
+    assert kernels_of(log) == {"a": Compiled(16, 128, 8), "b": Compiled(0, 0)}
 
 
 def test_an_empty_log_does_not_overwrite_python_s_shared_bytes() -> None:

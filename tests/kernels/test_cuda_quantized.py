@@ -32,7 +32,9 @@ from reference_run import each_type, ids, leaf, normal, place
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
-from lamella.kernels.cuda.ops.quantized import TYPES
+from lamella.kernels.cuda import lookup_tables
+from lamella.kernels.cuda.ops.quantized import GRID_BYTES, TYPES
+from lamella.kernels.quants.values import grid
 
 pytestmark = needs_compiler
 
@@ -100,6 +102,13 @@ def test_the_order_of_warps_does_not_matter(kernel: Kernel, type: GGMLType) -> N
     w, x = weights(type, N_ROWS, 2560), normal(20, 2560, seed=1)
     for m in (1, 8) if kernel is FEW else (20,):
         assert (product(kernel, w, x[:m], reverse=True) == expected(w, x[:m])).all()
+
+
+@each_type(GRID_BYTES)
+def test_room_for_the_grid_in_shared_memory(type: GGMLType) -> None:
+    name = "IQ1_S" if type is GGMLType.IQ1_M else type.name
+    assert GRID_BYTES[type] == grid(name).size  # a byte for each value
+    assert f" GRID_{name}[" in lookup_tables.header()
 
 
 # --- numbers of all kinds ---

@@ -32,7 +32,7 @@ MOST_BLOCKS: Final = 65535  # in the grid's dimensions y (columns) and z (matric
 STEP: Final = CHUNK // 2  # values
 PIECE: Final = 16  # bytes
 HEADED_PIECES: Final = {
-    GGMLType.IQ4_XS: 7,
+    GGMLType.IQ4_XS: 8,
     GGMLType.Q4_K: 7,
     GGMLType.Q5_K: 9,
     GGMLType.Q6_K: 10,

@@ -106,6 +106,7 @@ struct Plain {
     // whether each 16 values have an integer minimum, up to 127: then sub_mins(at, b, first, second),
     // `accumulate` gets their products with the columns' sums as a_sum, and HAS_MIN is true
     static constexpr bool HAS_SUB_MINS = false;
+    static constexpr bool MANY_REGISTERS = false;  // whether unpacking takes many registers
     static constexpr int OFFSET = 0;  // to subtract from the integers that `words` gives
     // whether `words` needs what `prepare`, called by all threads of a block, has put into shared
     // memory; a barrier must follow
@@ -227,6 +228,7 @@ struct IQ4_NL : Plain {
 
 struct IQ4_XS : Plain {
     static constexpr int VALUES = 256;
+    static constexpr bool MANY_REGISTERS = true;
     static constexpr int SCALES_L = 4;
     static constexpr int QS = 8;
     static constexpr int BYTES = QS + CHUNK / 2;

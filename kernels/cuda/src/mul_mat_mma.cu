@@ -215,7 +215,8 @@ struct Loader {
 // --- multiplying ---
 
 // Blocks to unpack at once: limited by registers.
-constexpr int AT_ONCE = Type::HAS_SUB_SCALES || Type::HAS_SUB_MINS ? 1 : 2;
+constexpr int AT_ONCE =
+    Type::HAS_SUB_SCALES || Type::HAS_SUB_MINS || Type::MANY_REGISTERS ? 1 : 2;
 
 // Blocks of a thread's rows: operands and scales.
 template <class T> struct Weights {

@@ -61,15 +61,17 @@ template <class Type> struct WholeStaging {
 // HEAD are multiples of 4 bytes.
 template <class Type, int HEAD> struct HeadedStaging {
     static constexpr bool ENDS_ANYWHERE = false;
+    // the rest is copied from FIRST on: a multiple of a piece, so its alignment is the block's
+    static constexpr int FIRST = HEAD / PIECE * PIECE, REST_BYTES = STEP / 2 + HEAD - FIRST;
     static constexpr int HEAD_PIECES = pieces(HEAD + PIECE - 4);
-    static constexpr int PIECES = HEAD_PIECES + pieces(STEP / 2 + PIECE - 4);
+    static constexpr int PIECES = HEAD_PIECES + pieces(REST_BYTES + PIECE - 4);
 
     static DEVICE i64 begin(int step) { return static_cast<i64>(step / 2) * Type::BYTES; }
     static DEVICE int offset(int i, int half) {
-        return i < HEAD_PIECES ? PIECE * i : HEAD + STEP / 2 * half + PIECE * (i - HEAD_PIECES);
+        return i < HEAD_PIECES ? PIECE * i : FIRST + STEP / 2 * half + PIECE * (i - HEAD_PIECES);
     }
     static DEVICE int needed(int i, int) {
-        return i < HEAD_PIECES ? HEAD - PIECE * i : STEP / 2 - PIECE * (i - HEAD_PIECES);
+        return i < HEAD_PIECES ? HEAD - PIECE * i : REST_BYTES - PIECE * (i - HEAD_PIECES);
     }
 
     struct View {
@@ -85,8 +87,7 @@ template <class Type, int HEAD> struct HeadedStaging {
         }
     };
     static DEVICE View view(const char *slot, int shift, int half) {
-        const int rest = (shift + HEAD) % PIECE + PIECE * HEAD_PIECES;
-        return View{slot, shift, rest - HEAD - STEP / 2 * half};
+        return View{slot, shift, shift + PIECE * HEAD_PIECES - FIRST - STEP / 2 * half};
     }
     static DEVICE int block(int half, int i) { return STEP_BLOCKS * half + i; }
 };
