@@ -1,6 +1,6 @@
 """Quantized products by CUDA kernels, and their NumPy twin, for the tests of these kernels.
 
-The twin unpacks blocks (quantized_blocks.py), then takes the float steps of src/blocks.cuh in order.
+The twin unpacks blocks (quantized_blocks.py) and takes the float steps of src/blocks.cuh in order.
 """
 
 from __future__ import annotations

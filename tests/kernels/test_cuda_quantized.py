@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from cuda_grid import needs_compiler
 from packed_run import bytes_of, exact_product, nmse, random_weights, set_scales
+from quantized_blocks import BLOCK
 from quantized_run import (
-    BLOCK,
     FEW,
     N_ROWS,
     SOME,

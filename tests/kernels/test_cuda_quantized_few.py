@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cuda_grid import needs_compiler
 from packed_run import random_weights
+from quantized_blocks import CHUNK
 from quantized_run import (
-    CHUNK,
     FEW,
     N_ROWS,
     SOME,
