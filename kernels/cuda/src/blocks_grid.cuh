@@ -92,15 +92,15 @@ struct IQ2_S : Plain {
 
     static DEVICE void prepare() { copy_grid(own_iq2_s, GRID_IQ2_S); }
 
-    template <class B> static DEVICE u32 word(const B &at, int b, int group, int t) {
-        const u32 high = at.byte(QH + b) >> 2 * group & 3;
-        const u32 index = at.byte(QS + 4 * b + group) | high << 8;
-        return signed_half(own_iq2_s[index], at.byte(SIGNS + 4 * b + group), t);
-    }
-
+    // Not in a function for both words: on sm_120, that spills registers.
     template <class B> static DEVICE void words(const B &at, int b, int t, u32 &low, u32 &high) {
-        low = word(at, b, t / 2, t);
-        high = word(at, b, t / 2 + 2, t);
+        const int g = t / 2;
+        low = signed_half(own_iq2_s[at.byte(QS + 4 * b + g) |
+                                    (at.byte(QH + b) << (8 - 2 * g) & 0x300)],
+                          at.byte(SIGNS + 4 * b + g), t);
+        high = signed_half(own_iq2_s[at.byte(QS + 4 * b + g + 2) |
+                                     (at.byte(QH + b) << (4 - 2 * g) & 0x300)],
+                           at.byte(SIGNS + 4 * b + g + 2), t);
     }
 
     template <class B> static DEVICE void scales(const B &at, int, float &w_scale, float &w_min) {
