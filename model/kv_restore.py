@@ -138,8 +138,10 @@ class PageCache:
             nonlocal n_left
             if store.has(key):
                 return True
+            if not files.has(key):
+                return False
             n_left -= self._page_bytes[key.group]
-            return (n_left >= 0 or store.limit is None) and files.has(key)
+            return n_left >= 0 or store.limit is None
 
         found = self._find(tokens, identity, n_usable, has)
         keys = [each.key for each in found.missing if each.node is None] if found else []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from lamella.model.kv_prefix import PLAIN, PrefixIdentity, PrefixTree
 from lamella.model.kv_restore import PageCache, Restorable
 from lamella.model.kv_sequence import KVPool, KVSequence
 from lamella.model.layer_memory import Window
+from lamella.model.page_files import PageFiles
 from lamella.model.page_store import PageStore
 from lamella.model.state_slots import SlotPool
 
@@ -25,7 +28,8 @@ OTHER = tuple(range(200, 300))
 class Toy:
     """Pools of 10 pages. A cell has a number for each token and its position.
 
-    With `n_kept` there are slots, of which so many are for the tree. Their state is a number.
+    With `n_kept` there are slots, of which so many are for the tree. Their state is a number. With
+    a `folder`, pages go to files.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Toy:
         n_kept: int | None = None,
         state_bytes: int = 8,
         has_full: bool = True,
+        folder: Path | None = None,
     ) -> None:
         kinds = (None, *windows) if has_full else windows
         pools = [PagePool(40, page_size=PAGE, window=window) for window in kinds]
@@ -45,8 +50,16 @@ class Toy:
         self.pool = KVPool(40, pools, page_size=PAGE, slots=slots)
         self.cells = [np.zeros(own.n_cells_total, np.int64) for own in pools]
         self.tree = PrefixTree(self.pool)
-        self.store = PageStore(limit)
+        files = None if folder is None else self.files(folder)
+        self.store = PageStore(limit, files)
         self.cache = PageCache(self.pool, self.tree, self, self.store)
+
+    def files(self, folder: Path) -> PageFiles:
+        sizes = [self.page_bytes(g) for g in range(len(self.cells) + 1)]
+        files = PageFiles(folder, dict, sizes, PAGE, limit=1 << 20, n_pending_max=600)
+        files.start()
+        assert files.starting.future.result(5) is None
+        return files
 
     def page_bytes(self, group: int) -> int:
         return 8 * PAGE if group < len(self.cells) else self.state_bytes
@@ -271,6 +284,21 @@ def test_the_states_that_save_most_stay_in_memory(monkeypatch: pytest.MonkeyPatc
     found = [toy.found([*TEXT[:n], 7])[1] for n in (4, 28, 32, 36)]
     # of 4 tokens each but for the second one, the latest ones stay
     assert [each and each.length for each in found] == [None, 28, 28, 36]
+
+
+@pytest.mark.parametrize("has_full", [True, False])
+def test_a_state_far_before_the_end_comes_from_a_file(tmp_path: Path, has_full: bool) -> None:
+    """Memory has room for a few states: those that no file has need none."""
+    how: dict[str, Any] = {"n_kept": 1, "state_bytes": 512, "limit": 2600, "has_full": has_full}
+    toy = Toy(**how, folder=tmp_path)
+    toy.marks = (8,)
+    toy.compute(TEXT[:38])
+    toy.cache.close(5)
+    toy = Toy(**how, folder=tmp_path)
+    fetch = toy.cache.fetch(TEXT[:38], PLAIN, 0)
+    assert fetch is not None
+    fetch.future.result(5)
+    assert toy.restored(TEXT[:38]) == 8
 
 
 @pytest.mark.parametrize("limit", [400, 1500, None])
