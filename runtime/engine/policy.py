@@ -91,19 +91,22 @@ def prefix_is_coming(
 
     Waiting costs less than to evaluate it twice. Meanwhile others take their turns.
     """
+    if not job.params.cache_prompt:
+        return False
     n_next = (n_shared // page_size + 1) * page_size
-    return job.params.cache_prompt and any(
-        not other.decoding
-        and other.params.cache_prompt
-        and other.identity == job.identity
-        and any(
-            n_shared < n < len(job.tokens)
-            and other.n_done < -(-n // page_size) * page_size <= len(other.tokens)
-            and other.tokens[:n] == job.tokens[:n]
+    for other in running:
+        if other.decoding or not other.params.cache_prompt or other.identity != job.identity:
+            continue
+        lengths = (
+            n
             for n in ((n_next,) if other.marks is None else other.marks)
+            if n_shared < n < len(job.tokens)
+            and other.n_done < -(-n // page_size) * page_size <= len(other.tokens)
         )
-        for other in running
-    )
+        n = min(lengths, default=0)  # longer ones are common only if this one is
+        if n and other.tokens[:n] == job.tokens[:n]:
+            return True
+    return False
 
 
 def shared_length(n_shared: int, fits: bool, page_size: int) -> int:
