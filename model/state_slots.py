@@ -39,11 +39,16 @@ class SlotPool(PagePool):
 
     A sequence always gets a slot to write: it has references to two at most, besides those it
     keeps, and sequences together keep `n_kept` at most.
+
+    Attributes:
+        n_keepable: slots that sequences may still keep.
+        n_each: slots that a sequence keeps while it generates, so that others have some.
     """
 
     def __init__(self, n_seqs: int, n_kept: int = 0) -> None:
         super().__init__(EACH * n_seqs + n_kept, page_size=1)
-        self.n_keepable = n_kept  # slots that sequences may still keep
+        self.n_keepable = n_kept
+        self.n_each = n_kept // n_seqs
         self.name = "the slots of states"
 
     def add(self, slot: int) -> None:
@@ -146,11 +151,17 @@ class SequenceStates:
             self.kept[self.length] = self.slot
 
     def _roll(self, n: int) -> None:
-        """Keep the earlier one of `rolls` no longer."""
-        if earlier := self.kept.pop(self._rolled, 0):
-            self.pool.n_keepable += 1
-            self.pool.drop(earlier)
+        """Keep the earlier one of `rolls` no longer, nor a mark if these are too many."""
+        self._forget(self._rolled)
+        marked = [length for length in self.kept if length != n]
+        if marked and len(marked) >= self.pool.n_each:
+            self._forget(min(marked))
         self._rolled = n
+
+    def _forget(self, n: int) -> None:
+        if slot := self.kept.pop(n, 0):
+            self.pool.n_keepable += 1
+            self.pool.drop(slot)
 
     def take_kept(self, end: int) -> list[SlotRef]:
         """Return what is kept of lengths up to `end`, and keep it no longer.

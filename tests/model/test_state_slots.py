@@ -227,6 +227,27 @@ def test_the_latest_page_end_of_a_generation_is_kept() -> None:
     assert pool.n_free == pool.n_pages
 
 
+@pytest.mark.parametrize(("n_each", "kept"), [(1, [8]), (2, [7, 8])])
+def test_a_generation_leaves_slots_for_the_prompts_of_others(n_each: int, kept: list[int]) -> None:
+    pool = SlotPool(2, 2 * n_each)
+    first, second = SequenceStates(pool), SequenceStates(pool)
+    for states in (first, second):
+        states.marks, states.rolls = frozenset({7}), range(8, 100, 4)
+    for n in range(10):
+        first.run(n, n + 1)
+    assert sorted(first.kept) == kept
+    second.run(0, 9)
+    assert 7 in second.kept  # the prompt
+    for states in (first, second):
+        for length in range(states.length, 30):
+            states.run(length, length + 1)
+        states.guess(30, min(4, pool.n_keepable))
+        states.run(30, 31)
+        states.truncate(31)
+        states.truncate(0)
+    assert pool.n_keepable == 2 * n_each and pool.n_free == pool.n_pages
+
+
 def test_without_slots_no_page_end_is_kept() -> None:
     states = SequenceStates(SlotPool(1, 0))
     states.rolls = range(4, 100, 4)
