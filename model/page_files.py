@@ -205,6 +205,8 @@ class PageFiles:
         if self._thread.is_alive() and not self._closed:
             n_left = KEPT * self.limit
             for key, page in pages:
+                if page.n_bytes > self.n_pending_max:
+                    continue  # there is never room
                 n_left -= page.n_bytes
                 if n_left < 0 or not self._put_in_time(key, page, deadline):
                     break

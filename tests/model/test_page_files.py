@@ -213,6 +213,16 @@ def test_an_identity_that_is_not_found_turns_files_off(
     assert caplog.messages == ["no pages of prompts are read or written: gone"]
 
 
+def test_a_page_that_can_never_be_written_keeps_no_other_from_it(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    with opened(tmp_path) as files:
+        files.n_pending_max = 2 * page(1).n_bytes
+        large = Page(page(1).tokens, np.zeros(files.n_pending_max, np.uint8))
+        files.close([(key(1), large), (key(2), page(2))], SECONDS)
+        assert files.counts.n_written == 1 and files.has(key(2))
+    assert time.monotonic() - begin < SECONDS / 2
+
+
 def test_a_disk_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from lamella.base.errors import RequestError
 from lamella.graph import GGMLType
 from lamella.model.page_store import PageStore
 from lamella.model.sampling import TokenLogprob
+from lamella.runtime import page_cache
 from lamella.runtime.fit import plan_model
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
@@ -128,6 +129,28 @@ def test_a_later_process_reads_the_pages(tmp_path: Path, paths: dict[str, Path],
             files = store_of(instance).files
             assert files is not None
             assert run(instance, first)[0] == 0
+
+
+def test_states_that_are_large_for_the_memory_go_to_files(
+    tmp_path: Path,
+    paths: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They have 9.5 KiB, and pages on their way to files usually an eighth of the memory."""
+    monkeypatch.setattr(page_cache, "MIB", 1 << 10)
+    params = opened(CPU, paths["mamba"], prompt_cache_dir=str(tmp_path))
+    for cache_ram, n_cached in ((30, 0), (30, 128), (16, 0), (8, 0)):
+        if cache_ram < 30:
+            params = params.change(prompt_cache_dir=str(tmp_path / str(cache_ram)))
+        with open_instance(params.change(cache_ram=cache_ram)) as instance:
+            assert run(instance, prompt(1))[0] == n_cached
+    assert caplog.messages == [
+        "cache_ram: a page or the states of a prompt have 9.6 MiB, room is for 2.0 MiB: "
+        "they are written to no file",
+        "cache_ram: a page or the states of a prompt have 9.6 MiB, room is for 7.0 MiB: "
+        "they are lost when they leave the context",
+    ]
 
 
 def test_damaged_files_are_evaluated_again(tmp_path: Path, paths: dict[str, Path]) -> None:
