@@ -52,6 +52,7 @@ class Prefixes:
         """`eog` are the tokens that end a message."""
         self._context = context
         self._eog = eog
+        self._lacking: tuple[Ticket, Sequence[int]] | None = None  # and the free pages
         self.tree = PrefixTree(context.pool)
         self.cache: PageCache | None = None
         if store is not None:
@@ -73,6 +74,21 @@ class Prefixes:
                 seq.free()
                 return Found(shared, found.length, found)
         return Found(seq, seq.length)
+
+    def lack(self, ticket: Ticket | None) -> None:
+        """Note that the pools have too few pages for a job, all of whose prefix was found. None:
+        prefixes have changed."""
+        self._lacking = None if ticket is None else (ticket, self._n_free())
+
+    def lacks(self, ticket: Ticket) -> bool:
+        """True if `lack` was noted for a job and no pages have become free: another search, which
+        takes long for a long prompt, is of no use."""
+        if self._lacking is None or self._lacking[0] is not ticket:
+            return False
+        return all(now <= n for now, n in zip(self._n_free(), self._lacking[1], strict=True))
+
+    def _n_free(self) -> list[int]:
+        return [pool.n_free for pool in self._context.pool.pools]
 
     def begin(self, ticket: Ticket, found: Found) -> None:
         """Take pages for the tokens of a job, and restore its prefix.

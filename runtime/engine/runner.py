@@ -167,6 +167,7 @@ class Runner:
         calls = self._queue.take_calls()
         if calls:
             self._synchronize()
+            self.prefixes.lack(None)
         for call in calls:
             call.run()
 
@@ -190,6 +191,8 @@ class Runner:
                 awaited += later
                 skipped.add(ticket.owner)
                 continue
+            if self.running and other is None and self.prefixes.lacks(ticket):
+                break
             found = self.prefixes.find(ticket)
             seq = found.seq
             fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
@@ -201,6 +204,7 @@ class Runner:
             if waits or is_full:
                 seq.free()
                 if other is None:
+                    self.prefixes.lack(ticket)
                     break
                 self._preempt(other)
                 continue
@@ -546,6 +550,7 @@ class Runner:
     def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
         """Let later jobs share a job's evaluated tokens, until their pages are needed."""
         self._take_back(ticket)
+        self.prefixes.lack(None)
         if ticket.seq is not None and ticket.is_sound and ticket.params.cache_prompt:
             ticket.shared = self.prefixes.tree.insert(
                 ticket.tokens[: ticket.n_evaluated],

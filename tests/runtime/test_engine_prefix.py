@@ -6,11 +6,14 @@ The context's logits are a hash of its cells, so a wrong cell changes the tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from fake_context import FakeContext, Recorder, expected, job, make_engine, running, sampling
 
 from lamella.base.errors import BackendError, CancelledError
+from lamella.model.kv_prefix import PrefixTree
+from lamella.model.kv_sequence import KVSequence
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Result
 
@@ -49,6 +52,30 @@ def test_a_repeated_prompt_evaluates_one_token() -> None:
         before = n_evaluated(context)
         assert generate(engine, PROMPT).n_cached == len(PROMPT) - 1
         assert n_evaluated(context) - before == 1 + 2  # and all predicted tokens but the last
+
+
+def test_a_prefix_is_not_searched_again_while_no_page_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search takes long for a long prompt, and each step would wait for it."""
+    n_found, find = 0, PrefixTree.find
+
+    def counted(*given: Any) -> KVSequence:
+        nonlocal n_found
+        n_found += 1
+        return find(*given)
+
+    monkeypatch.setattr(PrefixTree, "find", counted)
+    context = FakeContext(108)
+    sinks = [Recorder(), Recorder()]
+    with running(context) as engine:
+        engine.submit(job(sinks[0], *PROMPT[:9], n_predict=80, ignore_eos=True))
+        engine.submit(job(sinks[1], *PROMPT * 5, n_predict=4, ignore_eos=True))
+        for sink in sinks:
+            sink.result()
+    assert sinks[1].tokens == whole(PROMPT * 5, 4)
+    n_steps = len(context.steps)
+    assert n_steps > 80 and n_found < 20
 
 
 def test_a_conversation_continues_from_the_cache() -> None:
