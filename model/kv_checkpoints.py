@@ -132,14 +132,14 @@ def prompt_marks(
     *,
     messages: Collection[int] = (),
     n_slots: int = 0,
-) -> frozenset[int]:
-    """Return the lengths of a prompt whose states are worth keeping.
+) -> tuple[int, ...]:
+    """Return the lengths of a prompt whose states are worth keeping, the most valuable first.
 
-    These are: all but the last token, for the same prompt again; a page's end shortly before, for
-    the next turn of a chat; the end of what the prompt has in common with an earlier one, as others
-    may begin with that too; and multiples of `STEP` at doubling distances from the end. As far as
-    there are slots, also the ends of messages, and all other multiples of `STEP`, those near the
-    end first. All but the first are at ends of pages.
+    These are: a page's end shortly before the end, for the next turn of a chat; the end of what the
+    prompt has in common with an earlier one, as others may begin with that too; all but the last
+    token, for the same prompt again; and multiples of `STEP` at doubling distances from the end. As
+    far as there are slots, also the ends of messages, and all other multiples of `STEP`, those near
+    the end first. All but the last token's are at ends of pages.
 
     Args:
         begin: tokens that are not evaluated.
@@ -153,14 +153,14 @@ def prompt_marks(
     def at_page(n: int) -> int:
         return max(n, 0) // page_size * page_size
 
-    marks = {n_tokens - 1, at_page(n_tokens - BEFORE_END), at_page(n_known)}
+    marks = [at_page(n_tokens - BEFORE_END), at_page(n_known), n_tokens - 1]
     distance = STEP
     while distance < n_tokens - begin:
-        marks.add((n_tokens - distance) // STEP * STEP)
+        marks.append((n_tokens - distance) // STEP * STEP)
         distance *= 2
-    marks = {n for n in marks if begin < n < n_tokens}
+    found = dict.fromkeys(n for n in marks if begin < n < n_tokens)
     every_step = range(n_tokens // STEP * STEP, begin, -STEP)
     for n in (*map(at_page, sorted(messages, reverse=True)), *every_step):
-        if len(marks) < n_slots and begin < n < n_tokens:
-            marks.add(n)
-    return frozenset(marks)
+        if len(found) < n_slots and begin < n < n_tokens:
+            found[n] = None
+    return tuple(found)

@@ -11,7 +11,7 @@ Knows no tensors and no tokens. Not thread-safe. Tests: tests/model/test_state_s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -66,7 +66,8 @@ class SequenceStates:
     Attributes:
         length: the number of tokens whose states `slot` has.
         slot: 0: none; the states are zero.
-        marks: lengths whose states are kept as soon as they are computed, while slots are free.
+        marks: lengths whose states are kept as soon as they are computed, while slots are free; the
+            most valuable first.
         kept: the slots of such lengths, each with a reference.
         n_known: tokens that the prefix tree had when it was searched, with or without a state.
         rolls: lengths of which the latest one is kept, after all marks.
@@ -76,7 +77,7 @@ class SequenceStates:
         self.pool = pool
         self.length = 0
         self.slot = 0
-        self.marks: frozenset[int] = frozenset()
+        self.marks: Collection[int] = ()
         self.kept: dict[int, int] = {}
         self.n_known = 0
         self.rolls = range(0)
@@ -102,13 +103,14 @@ class SequenceStates:
         self._drop_read()
         slots = np.empty((end - begin, 2), np.int32)
         before = self.slot or NO_SLOT
-        for first, last in self._parts(begin, end):
+        marks = [n for n in self.marks if begin < n <= end][: self.pool.n_keepable]
+        for first, last in self._parts(begin, end, marks):
             slot = self._writable()
             part = slots[first - begin : last - begin]
             part[:] = slot
             part[0, 0] = before
             before, self.length = slot, last
-            if last in self.marks or last in self._guessed or last in self.rolls:
+            if last in marks or last in self._guessed or last in self.rolls:
                 self._keep()
         return slots
 
@@ -122,9 +124,9 @@ class SequenceStates:
         self.pool.n_keepable -= n
         self._guessed = range(begin, begin + n)
 
-    def _parts(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    def _parts(self, begin: int, end: int, marks: Collection[int]) -> Iterator[tuple[int, int]]:
         """Cut begin..end after each length to keep."""
-        cuts = sorted(n for n in {*self.marks, *self._guessed} if begin < n < end)
+        cuts = sorted(n for n in {*marks, *self._guessed} if begin < n < end)
         return zip([begin, *cuts], [*cuts, end], strict=True)
 
     def _writable(self) -> int:

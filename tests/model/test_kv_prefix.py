@@ -389,6 +389,11 @@ def test_more_lengths_are_kept_while_there_are_slots(
     assert sorted(found) == marks
 
 
+def test_the_most_valuable_lengths_are_first() -> None:
+    found = prompt_marks(0, 1100, 100, 32, messages=[50, 200], n_slots=9)
+    assert found == (1088, 96, 1099, 512, 192, 32, 1024)
+
+
 def test_states_of_a_failed_step_are_forgotten() -> None:
     """There is no pool of pages: nodes have nothing but states."""
     w = World(0, n_kept=4)
@@ -517,7 +522,7 @@ def mark_lengths(seq: KVSequence, tokens: Sequence[int], chance: random.Random) 
     """Mark the lengths that an engine keeps, and another one."""
     if seq.states is not None:
         marks = prompt_marks(seq.length, len(tokens), seq.states.n_known, SIZE)
-        seq.states.marks = marks | {chance.randrange(len(tokens))}
+        seq.states.marks = {*marks, chance.randrange(len(tokens))}
 
 
 def check_slots(w: World, running: Sequence[KVSequence]) -> None:

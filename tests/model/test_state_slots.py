@@ -51,6 +51,16 @@ def test_marked_lengths_are_kept_within_a_run() -> None:
     assert states.run(3, 4).tolist() == [[2, 3]]  # slot 2 is kept
 
 
+def test_of_many_marks_the_first_ones_are_kept() -> None:
+    pool = SlotPool(1, n_kept=2)
+    states = SequenceStates(pool)
+    states.marks = (6, 9, 7, 2)
+    assert states.run(0, 8).tolist()[5:] == [[1, 1], [1, 2], [2, 3]]
+    assert states.kept == {6: 1, 7: 2}
+    states.truncate(0)
+    assert pool.n_keepable == 2 and pool.n_free == pool.n_pages
+
+
 def test_a_state_that_is_not_kept_is_refused() -> None:
     pool = KVPool(64, slots=SlotPool(2), page_size=4)
     seq = pool.new_sequence()
