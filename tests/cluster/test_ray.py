@@ -68,6 +68,20 @@ class Streams:
         self.replicas = [""] * len(bodies)
         self._ends = [self._pool.submit(self._read, i, body) for i, body in enumerate(bodies)]
 
+    def replica_of_both(self, bodies: Sequence[Any]) -> str:
+        """Wait for a replica in the middle of a stream with `resume` and of one without."""
+        end = time.monotonic() + WHOLE_AGAIN_S
+        while time.monotonic() < end:
+            both: dict[str, set[bool]] = {}
+            for body, replica, events in zip(bodies, self.replicas, self.events, strict=True):
+                if events and not is_whole(events):
+                    both.setdefault(replica, set()).add(body["resume"])
+            found = [replica for replica, kinds in both.items() if len(kinds) == 2]
+            if found:
+                return found[0]
+            time.sleep(0.01)
+        raise AssertionError(f"no replica has streams of both kinds: {self.replicas}")
+
     def _read(self, i: int, body: Any) -> None:
         for replica, event in self._world.events(CHAT, body):
             self.replicas[i] = replica
@@ -120,8 +134,7 @@ def test_a_killed_replica(world: RayWorld) -> None:
     before = world.replicas(2, WHOLE_AGAIN_S)
     bodies = [chat(i, N_LONG, resume=bool(i % 2)) for i in range(N_STREAMS)]
     streams = Streams(world, bodies)
-    streams.wait_until_begun(5)
-    victim = streams.replicas[1]
+    victim = streams.replica_of_both(bodies)
     t_killed = time.monotonic()
     world.tell("kill", victim)
     streams.wait()
