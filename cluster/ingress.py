@@ -21,6 +21,7 @@ from aiohttp import web
 
 from ..base.errors import LamellaError, RequestError, UnavailableError
 from ..base.log import get_logger
+from ..base.nesting import limited_nesting
 from ..base.units import size_text
 from ..server.broken_streams import EVENTS, LINES, failure_of
 from ..server.clients import ADDRESS_HEADER, OWN_PREFIX
@@ -302,22 +303,39 @@ def _check_place(method: str, path: str, body: bytes) -> None:
 
 
 def _resume(path: str, body: bytes) -> tuple[bool, bytes]:
-    """Take `resume` out of a body, and give it a seed. Raises RequestError."""
+    """Take `resume` out of a body, and make the stream one that can begin again: the same events on
+    each replica. Raises RequestError."""
     try:
-        found = json.loads(body)
+        with limited_nesting("the body"):
+            found = json.loads(body)
     except ValueError:
         return False, body  # the replica says what is wrong
-    wants = found.pop("resume", False) if isinstance(found, dict) else False
+    if not isinstance(found, dict):
+        return False, body
+    wants = found.pop("resume", False)
     if wants not in (True, False, None):
         raise RequestError(f'"resume" must be true or false, found {str(wants)[:40]}')
-    if wants and path.startswith("/api/"):
-        raise RequestError('"resume" is for streams of events: ollama\'s API has lines')
-    n = found.get("n", 1)
-    if wants and n != 1:
-        raise RequestError(f'"resume" needs "n": 1, found {str(n)[:40]}')
-    if wants and found.get("seed") in (None, -1):
-        found["seed"] = secrets.randbits(31)
+    if wants:
+        _check_repeatable(path, found)
+        if found.get("seed") in (None, -1):
+            found["seed"] = secrets.randbits(31)
+        if path.endswith("/responses"):
+            found["sse_ping_interval"] = -1  # its pings are numbered as events
     return bool(wants), json.dumps(found).encode()
+
+
+def _check_repeatable(path: str, body: Mapping[str, Any]) -> None:
+    """Check that the order of a stream's events does not depend on time. Raises RequestError."""
+    if path.startswith("/api/"):
+        raise RequestError('"resume" is for streams of events: ollama\'s API has lines')
+    for name in ("n", "n_cmpl"):
+        if body.get(name) not in (None, 1):
+            raise RequestError(f'"resume" needs "{name}": 1, found {str(body[name])[:40]}')
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > 1 and not any(isinstance(p, int) for p in prompt):
+        raise RequestError(f'"resume" needs one prompt, found {len(prompt)}')
+    if body.get("return_progress"):
+        raise RequestError('"resume" needs "return_progress": false: replicas progress differently')
 
 
 def _passed(scope: Scope, id: str) -> list[tuple[str, str]]:

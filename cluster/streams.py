@@ -17,7 +17,7 @@ from ..server.broken_streams import END_OF_EVENT, END_OF_LINE, EVENTS, LINES, Wh
 N_WHOLE: Final = 4 * 1024**2  # bytes of a reply that is kept until it is whole
 # what differs in equal replies: ids and times of their begin
 _MARKS: Final = re.compile(rb'"(?:id|created|created_at)":("[^"]+"|\d+)')
-PING: Final = b":"
+PINGS: Final = (b":", b"event: ping\n")  # begins of events that say only that the stream lives
 
 
 class PassedBytes:
@@ -55,41 +55,34 @@ class Resumed:
     def __init__(self) -> None:
         self.n_passed = 0  # events that the client has
         self._n_left_out = 0  # events of the new replica that the client has, so far
-        self._marks: list[bytes] = []  # of the first event that the client has
-        self._replaced: list[tuple[bytes, bytes]] = []
+        self._marks: dict[bytes, None] = {}  # those that the client has, in their order
+        self._new_marks: dict[bytes, None] = {}  # those of the new replica instead
 
     def begin_again(self) -> None:
         """The following events are of another replica."""
         self._n_left_out = 0
-        self._replaced = []
+        self._new_marks = {}
 
     def add(self, events: bytes) -> bytes:
         """Whole events. Return those that the client does not have."""
         found = []
         for event in events.split(END_OF_EVENT)[:-1]:
-            if event.startswith(PING):
+            if event.startswith(PINGS):
                 found.append(event)
                 continue
-            if self._n_left_out < self.n_passed:
-                if self._n_left_out == 0:
-                    self._learn(event)
-                self._n_left_out += 1
-                continue
-            if not self.n_passed:
-                self._marks = _MARKS.findall(event)
-            found.append(self._with_old_marks(event))
-            self.n_passed += 1
             self._n_left_out += 1
+            if self._n_left_out <= self.n_passed:
+                self._new_marks.update(dict.fromkeys(_MARKS.findall(event)))
+                continue
+            event = self._with_old_marks(event)
+            self._marks.update(dict.fromkeys(_MARKS.findall(event)))
+            found.append(event)
+            self.n_passed += 1
         return b"".join(event + END_OF_EVENT for event in found)
 
     def _with_old_marks(self, event: bytes) -> bytes:
-        for new, old in self._replaced:
-            event = event.replace(new, old)
+        """An event of the new replica with the ids that the client knows."""
+        for new, old in zip(self._new_marks, self._marks, strict=False):
+            if new != old:
+                event = event.replace(new, old)
         return event
-
-    def _learn(self, event: bytes) -> None:
-        """Learn what stands for the ids of the old stream in the new one."""
-        new = _MARKS.findall(event)
-        self._replaced = [
-            pair for pair in zip(new, self._marks, strict=False) if pair[0] != pair[1]
-        ]

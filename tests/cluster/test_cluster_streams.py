@@ -73,6 +73,31 @@ def test_pings_are_no_events() -> None:
     assert resumed.add(event("two", "b")) == event("two")
 
 
+def test_named_pings_are_no_events() -> None:
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+    resumed = Resumed()
+    assert resumed.add(event("one") + ping) == event("one") + ping
+    resumed.begin_again()
+    assert resumed.add(event("one", "b") + event("two", "b")) == event("two")
+
+
+def test_ids_of_later_events_stay() -> None:
+    def item(text: str, id: str) -> bytes:
+        return b'data: {"item_id":"%s","delta":"%s"}\n\n' % (id.encode(), text.encode())
+
+    def added(id: str) -> bytes:
+        return b'data: {"item":{"id":"%s"}}\n\n' % id.encode()
+
+    resumed = Resumed()
+    begin = event("made") + added("msg-a") + item("one", "msg-a")
+    assert resumed.add(begin) == begin
+    for id in ("b", "c"):
+        resumed.begin_again()
+        again = event("made", id) + added(f"msg-{id}") + item("one", f"msg-{id}")
+        assert resumed.add(again) == b""
+    assert resumed.add(item("two", "msg-c")) == item("two", "msg-a")
+
+
 @pytest.mark.parametrize(
     ("path", "kind", "begin"),
     [

@@ -190,12 +190,29 @@ def test_a_given_seed_stays() -> None:
         ("/v1/chat/completions", {"resume": "yes"}, '"resume" must be true or false'),
         ("/v1/chat/completions", {"resume": True, "n": 2}, '"resume" needs "n": 1'),
         ("/api/chat", {"resume": True}, "ollama's API has lines"),
+        ("/completion", {"resume": True, "n_cmpl": 2}, '"resume" needs "n_cmpl": 1'),
+        ("/v1/completions", {"resume": True, "prompt": ["a", "b"]}, "needs one prompt, found 2"),
+        ("/completion", {"resume": True, "return_progress": True}, "progress differently"),
+        ("/completion", b'{"resume":true,"x":' + b"[" * 9999 + b"]" * 9999 + b"}", "too deeply"),
     ],
 )
 def test_invalid_resumes(path: str, body: Any, complaint: str) -> None:
     found = ask(Script(), path=path, body=body)
     assert found.status == 400
     assert complaint in found.body.decode().replace('\\"', '"')
+
+
+@pytest.mark.parametrize("given", [{"n": None}, {"prompt": ["a"]}, {"prompt": ["a", 1]}])
+def test_valid_resumes(given: Mapping[str, Any]) -> None:
+    target = Script([STREAM, event("a")])
+    assert ask(target, path="/completion", body={"resume": True, **given}).status == 200
+    assert given.items() <= json.loads(target.calls[0].body).items()
+
+
+def test_resumed_responses_have_no_pings() -> None:
+    target = Script([STREAM, event("a")])
+    ask(target, path="/v1/responses", body={"resume": True})
+    assert json.loads(target.calls[0].body)["sse_ping_interval"] == -1
 
 
 def test_a_body_that_is_no_json_goes_to_the_replica() -> None:
