@@ -20,6 +20,7 @@ from ..kernels.host import usable_cpus
 from ..model.shipped import shipped_model
 from ..runtime.params import OpenParams
 from ..server.config import SOCKET_SUFFIX, ServerConfig
+from ..server.listening import check_free
 from ..server.router.config import RouterConfig
 from .download import model_name
 from .flags import given
@@ -39,13 +40,16 @@ def serve_ray(
     """Serve replicas of a model until a signal. Return the exit status.
 
     Raises:
-        RequestError: an option that has no meaning here, or Ray is not installed.
+        RequestError: an option that has no meaning here, Ray is not installed, or the port is in
+            use.
         LamellaError: the model cannot be served.
     """
     served = _served(args, config, router, cluster, defaults)
     if importlib.util.find_spec("ray") is None:
         raise RequestError(f"--ray needs packages that are not installed: {INSTALL}")
     served.opened_params(header_only=True)  # no such model: an error before Ray starts
+    if not cluster.address:
+        check_free(config)
     from ..cluster.service import run_service  # noqa: PLC0415 - needs Ray, and is slow to import
 
     run_service(served, cluster)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import ray
@@ -24,6 +26,10 @@ from .served import Served
 log = get_logger("server")
 
 NAME: Final = "lamella"
+RUNNING: Final = "RUNNING"  # states of an application of Serve
+FAILED: Final = "DEPLOY_FAILED"
+POLL_S: Final = 0.1
+SLOW_S: Final = 60.0  # a start that takes longer gets a hint
 N_STORE_BYTES: Final = 256 * 1024**2  # of Ray's object store on this machine: replies pass it
 
 
@@ -39,15 +45,11 @@ def run_service(served: Served, cluster: ClusterConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has set its own handlers
         signal.signal(number, lambda *_: stop.set())
     try:
-        serve.start(http_options=_http_options(served.config))
-        model = ModelReplicas(served=served, replicas=cluster.replicas)
-        try:
-            serve.run(application([model]), name=NAME, route_prefix="/")
-        except RuntimeError as error:  # Serve gives up after some failures
-            raise UnavailableError(f"no replica could be started: {error}") from None
-        scheme = "https" if served.config.ssl_cert_file else "http"
-        log.info("listening on %s://%s:%d", scheme, served.config.host, served.config.port)
-        stop.wait()
+        _start(ModelReplicas(served=served, replicas=cluster.replicas))
+        if wait_running(_status, stop):
+            scheme = "https" if served.config.ssl_cert_file else "http"
+            log.info("listening on %s://%s:%d", scheme, served.config.host, served.config.port)
+            stop.wait()
         log.info("stopping")
     finally:
         if cluster.address:
@@ -55,6 +57,51 @@ def run_service(served: Served, cluster: ClusterConfig) -> None:
         else:
             serve.shutdown()
         ray.shutdown()
+
+
+def _start(model: ModelReplicas) -> None:
+    """Begin to start the replicas. Raises as `run_service`."""
+    try:
+        serve.start(http_options=_http_options(model.served.config))
+        target = serve.RunTarget(application([model]), NAME, "/")
+        serve.run_many([target], wait_for_applications_running=False)
+    except RuntimeError as error:
+        raise UnavailableError(f"Ray Serve cannot start: {_last_line(error)}") from None
+
+
+def _status() -> tuple[str, str]:
+    """The state of the application, and what Serve says about it."""
+    found = serve.status().applications[NAME]
+    return found.status, found.message
+
+
+def wait_running(status: Callable[[], tuple[str, str]], stop: threading.Event) -> bool:
+    """Wait until the replicas run; return False if `stop` comes before.
+
+    Raises:
+        UnavailableError: Serve has given up.
+    """
+    began = time.monotonic()
+    has_told = False
+    while not stop.wait(POLL_S):
+        state, message = status()
+        if state == RUNNING:
+            return True
+        if state == FAILED:  # after some attempts
+            raise UnavailableError(f"no replica could be started: {message}")
+        if not has_told and time.monotonic() - began > SLOW_S:
+            has_told = True
+            log.warning(
+                "not all replicas run after %.0f s: their model is large, or the cluster lacks "
+                "memory or processors for them",
+                SLOW_S,
+            )
+    return False
+
+
+def _last_line(error: Exception) -> str:
+    """The cause in an error of Ray, which has the text of a whole traceback."""
+    return str(error).strip().splitlines()[-1]
 
 
 def _join(served: Served, cluster: ClusterConfig) -> None:

@@ -74,9 +74,9 @@ class Resumed:
             if self._n_left_out <= self.n_passed:
                 self._new_marks.update(dict.fromkeys(_MARKS.findall(event)))
                 continue
-            event = self._with_old_marks(event)
-            self._marks.update(dict.fromkeys(_MARKS.findall(event)))
-            found.append(event)
+            known = self._with_old_marks(event)
+            self._marks.update(dict.fromkeys(_MARKS.findall(known)))
+            found.append(known)
             self.n_passed += 1
         return b"".join(event + END_OF_EVENT for event in found)
 

@@ -54,6 +54,23 @@ async def listen(runner: HttpRunner, config: ServerConfig) -> None:
             raise RequestError(_cannot_listen(config, host, error)) from error
 
 
+def check_free(config: ServerConfig) -> None:
+    """Check that a process can listen on the only host of `config`. It does not stay bound.
+
+    Raises:
+        RequestError: the address cannot be used.
+    """
+    host = config.host
+    try:
+        found = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found[:1]:
+            with socket.socket(family, kind, protocol) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                one.bind(address)
+    except (OSError, OverflowError) as error:
+        raise RequestError(_cannot_listen(config, host, error)) from error
+
+
 def _site(runner: HttpRunner, config: ServerConfig, host: str) -> _Site:
     if host.endswith(SOCKET_SUFFIX):
         return _SocketSite(runner, host)

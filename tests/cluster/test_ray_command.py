@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from lamella.base.errors import UnavailableError
 from lamella.cli.main import main
 
 pytestmark = pytest.mark.skipif(
@@ -38,6 +41,32 @@ def test_what_the_command_refuses(
     errors = capsys.readouterr().err
     assert complaint in errors
     assert len(errors.splitlines()) <= 2
+
+
+def test_a_port_in_use_is_refused_before_ray_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--ray", "--port", port]) != 0
+    errors = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1, port {port}" in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray warns of much
+def test_the_wait_for_replicas() -> None:
+    from lamella.cluster.service import wait_running  # noqa: PLC0415 - needs Ray
+
+    states = iter([("DEPLOYING", ""), ("RUNNING", "")])
+    assert wait_running(lambda: next(states), threading.Event())
+    with pytest.raises(UnavailableError, match="no replica could be started: out of memory"):
+        wait_running(lambda: ("DEPLOY_FAILED", "out of memory"), threading.Event())
+    stop = threading.Event()
+
+    def status() -> tuple[str, str]:
+        stop.set()  # Ctrl-C
+        return "DEPLOYING", "no node has the memory"
+
+    assert not wait_running(status, stop)
 
 
 APPS: list[tuple[Mapping[str, Any], str]] = [
