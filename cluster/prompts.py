@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
-from aiohttp import web
-
-from ..base.errors import LamellaError
+from ..base.log import get_logger
 from ..model.kv_pages import PAGE_SIZE
 from ..model.kv_prefix import PrefixIdentity
 from ..runtime.engine.engine import Engine
@@ -22,7 +20,7 @@ from ..runtime.open import read_parts
 from ..runtime.plan import ModelPlan
 from ..server import routes_generate
 from ..server.config import INT32_MAX
-from ..server.keys import KeyRing
+from ..server.keys import Key, KeyRing
 from ..server.ollama import routes as ollama
 from ..server.parsing import parse_body
 from ..server.responses.routes import api_of
@@ -31,6 +29,8 @@ from ..server.routes_generate import Api
 from .prefixes import page_numbers
 from .routing import Request
 from .served import Served
+
+log = get_logger("cluster")
 
 NOTHING: Final = Request()
 N_TOKENS_MAX: Final = 1 << 20  # of a prompt; beyond, no context takes it
@@ -80,21 +80,23 @@ class Prompts:
     def request(self, path: str, headers: Mapping[str, str], body: bytes) -> Request:
         """What a router needs to know of a request. `headers` have names in lower case."""
         api = APIS.get(path)
-        if api is None:
+        key = self._key(headers)
+        if api is None or (self._keys and key is None):  # the replica refuses it
             return NOTHING
         try:
             task = api.task(self._model, parse_body(api.body, body))
-        except (LamellaError, web.HTTPException):
+        except Exception as error:  # without weights, or a request that generates nothing
+            log.debug("%s: no prompt for the router: %r", path, error)
             return NOTHING
         if not task.prompts:
             return NOTHING
         first = task.prompts[0]  # others go with it
-        pages = page_numbers(first, PAGE_SIZE, self._identity(headers))
-        return Request(pages, sum(map(len, task.prompts)))
+        # keys and values depend on tokens, and of some keys also on the key
+        identity = PrefixIdentity(key.name if key is not None and key.salt else "")
+        return Request(page_numbers(first, PAGE_SIZE, identity), sum(map(len, task.prompts)))
 
-    def _identity(self, headers: Mapping[str, str]) -> PrefixIdentity:
-        """What keys and values depend on, besides tokens: of some keys, also on the key."""
+    def _key(self, headers: Mapping[str, str]) -> Key | None:
+        """The key that a request has, if it is valid."""
         given = headers.get("authorization", "").partition(" ")[2].strip()
         secrets = (given, headers.get("x-api-key", ""))
-        key = self._keys.find(text.encode("utf-8", "surrogateescape") for text in secrets)
-        return PrefixIdentity(key.name if key is not None and key.salt else "")
+        return self._keys.find(text.encode("utf-8", "surrogateescape") for text in secrets)

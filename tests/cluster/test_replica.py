@@ -156,11 +156,26 @@ def test_each_api_has_its_prompt(path: str, body: Any) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/tokenize", {"content": "x"}), ("/v1/completions", {"prompt": 3}), ("/completion", {})],
+    [
+        ("/tokenize", {"content": "x"}),
+        ("/v1/completions", {"prompt": 3}),
+        ("/completion", {}),
+        ("/api/chat", {"messages": []}),  # ollama's clients load and unload a model so
+        ("/api/generate", {"keep_alive": 0}),
+    ],
 )
 def test_what_has_no_prompt(path: str, body: Any) -> None:
     request = Prompts(SERVED).request(path, {}, json.dumps(body).encode())
     assert request.n_tokens == 0
+
+
+def test_without_a_valid_key_no_prompt_is_made() -> None:
+    served = Served(name="tiny", config=ServerConfig.make({"api_keys": [Key(key="k")]}))
+    raw = json.dumps({"prompt": PROMPT}).encode()
+    prompts = Prompts(served)
+    for headers in ({}, {"authorization": "Bearer no"}, {"x-api-key": "no"}):
+        assert prompts.request("/v1/completions", headers, raw).n_tokens == 0
+    assert prompts.request("/v1/completions", {"x-api-key": "k"}, raw).n_tokens > 0
 
 
 def test_the_pages_of_a_prompt_are_numbers_of_its_tokens() -> None:
