@@ -121,7 +121,8 @@ class Ingress:
         try:
             body = await _body(receive)
             gone = asyncio.create_task(_gone(receive, task))
-            asked = await self._asked(scope, headers, path, id, body)
+            # a long body takes time
+            asked = await asyncio.to_thread(self._asked, scope, headers, path, id, body)
             if path == "/metrics" and "model" not in parse_qs(_query(scope)):
                 await self._metrics(asked, send)
             elif path in ("/v1/models", "/models") and len(self._targets) > 1:
@@ -134,7 +135,7 @@ class Ingress:
             if gone is not None:
                 gone.cancel()
 
-    async def _asked(
+    def _asked(
         self, scope: Scope, headers: Mapping[str, str], path: str, id: str, body: bytes
     ) -> Asked:
         """Read a request. Raises RequestError, HTTPException."""
@@ -144,7 +145,7 @@ class Ingress:
         wants, body = _resume(path, body) if value_at(body, b"resume") >= 0 else (False, body)
         prompt = Request()
         if method == "POST":
-            prompt = await asyncio.to_thread(target.prompt, path, headers, body)
+            prompt = target.prompt(path, headers, body)
         raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
         full = raw_path.decode("latin-1").partition("?")[0] + (raw_query and f"?{raw_query}")
         call = Call(method, full, _passed(scope, id), body, prompt)
