@@ -203,7 +203,7 @@ def test_metrics_for_prometheus(server: Server) -> None:
 def test_a_warning_about_the_chat_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str | None, warning: str
 ) -> None:
-    def load_only(_: object, load: Callable[[], Instance], __: object) -> int:
+    def load_only(_: object, load: Callable[[], Instance], *args: object, **more: object) -> int:
         load().close()
         return 0
 
