@@ -20,7 +20,6 @@ from ..kernels.host import usable_cpus
 from ..model.shipped import shipped_model
 from ..runtime.params import OpenParams
 from ..server.config import SOCKET_SUFFIX, ServerConfig
-from ..server.listening import check_free
 from ..server.router.config import RouterConfig
 from .download import model_name
 from .flags import given
@@ -49,6 +48,8 @@ def serve_ray(
         raise RequestError(f"--ray needs packages that are not installed: {INSTALL}")
     served.opened_params(header_only=True)  # no such model: an error before Ray starts
     if not cluster.address:
+        from ..server.listening import check_free  # noqa: PLC0415 - slow, and not on all systems
+
         check_free(config)
     from ..cluster.service import run_service  # noqa: PLC0415 - needs Ray, and is slow to import
 
