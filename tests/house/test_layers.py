@@ -53,6 +53,7 @@ SLOW = {
     "lamella.model.guide.trigger_steps",
     "lamella.sched.explain",
     "lamella.server.app",
+    "lamella.server.listening",
     "lamella.server.router.app",
     "lamella.server.state",
 }
