@@ -31,9 +31,16 @@ def main(folder: Path, limit: int, name: str, n_bytes: int, socket: str, fault: 
     def free() -> int:
         return limit - sum(int(file.read_text()) for file in folder.iterdir())
 
-    def end(*_: object) -> None:
-        taken.unlink(missing_ok=True)
-        os._exit(0)
+    writing = threading.Lock()
+
+    def end() -> None:
+        with writing:
+            taken.unlink(missing_ok=True)
+            os._exit(0)
+
+    def end_at_signal() -> None:
+        signal.sigwait({signal.SIGTERM})
+        end()
 
     class Handler(BaseHTTPRequestHandler):
         def address_string(self) -> str:
@@ -51,7 +58,9 @@ def main(folder: Path, limit: int, name: str, n_bytes: int, socket: str, fault: 
 
     if fault == "start":
         sys.exit(7)
-    signal.signal(signal.SIGTERM, end)
+    # a handler would not run if the signal comes just before `sys.stdin` is read
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=end_at_signal, daemon=True).start()
     if fault != "download":
         send(ready=True)
     for line in sys.stdin:
@@ -70,7 +79,8 @@ def main(folder: Path, limit: int, name: str, n_bytes: int, socket: str, fault: 
             send(progress=0.5)
             time.sleep(3600)
         else:
-            taken.write_text(str(n_bytes))
+            with writing:
+                taken.write_text(str(n_bytes))
             server = ThreadingUnixStreamServer(socket, Handler)
             threading.Thread(target=server.serve_forever, daemon=True).start()
             send(loaded=True)
