@@ -26,6 +26,30 @@ SEQUENCE: Final = np.array([0, 1, 0, 1, 1])
 PLACES: Final = np.array([95, 0, 31, 32, 50])
 
 
+def _sparse_cases() -> Iterator[OpCase]:
+    for type in (*FLOATS, Q8_0):
+        yield OpCase(
+            f"index_scores {type.name}",
+            lambda t, type=type: index_scores(t, type, np.full(5, 96)),  # type: ignore[misc]
+            limit=1e-10,
+        )
+    yield OpCase(
+        "page_cells",
+        lambda t: ops.page_cells(
+            ids(np.arange(450).reshape(5, 90)[t] % 96), ids(TABLE), ids(SEQUENCE[t]), page_size=32
+        ),
+        limit=0,
+    )
+    for n in (1, 64):
+        yield OpCase(
+            f"index_scores 4096x{n}",
+            _long_index_scores,
+            n_tokens=n,
+            limit=1e-10,
+            timed=True,
+        )
+
+
 def attention_cases() -> Iterator[OpCase]:
     for head_dim in (8, 64, 80):
         for k, v in product((*FLOATS, Q8_0), repeat=2) if head_dim == 8 else ((F16, F16),):
@@ -72,27 +96,8 @@ def attention_cases() -> Iterator[OpCase]:
         axis=2,
         limit=1e-10,
     )
-    for type in (*FLOATS, Q8_0):
-        yield OpCase(
-            f"index_scores {type.name}",
-            lambda t, type=type: index_scores(t, type, np.full(5, 96)),  # type: ignore[misc]
-            limit=1e-10,
-        )
-    yield OpCase(
-        "page_cells",
-        lambda t: ops.page_cells(
-            ids(np.arange(450).reshape(5, 90)[t] % 96), ids(TABLE), ids(SEQUENCE[t]), page_size=32
-        ),
-        limit=0,
-    )
+    yield from _sparse_cases()
     for n in (1, 64):
-        yield OpCase(
-            f"index_scores 4096x{n}",
-            _long_index_scores,
-            n_tokens=n,
-            limit=1e-10,
-            timed=True,
-        )
         yield OpCase(
             f"flash_attn_ext latent 4096x{n}",
             lambda t: _latent_attention(t, 16, 512, 64, F16, np.arange(4032, 4096)),
