@@ -15,6 +15,7 @@ from typing import Final
 
 import cuda_run
 import numpy as np
+from cuda_run import FURTHER_TYPES
 from op_case import FLOATS, WEIGHT_TYPES, OpCase, rows, weights
 from op_cases import op_cases
 from reference_run import ids, leaf, normal, with_prepared
@@ -52,6 +53,11 @@ def all_cases() -> Sequence[OpCase]:
 def supported_cases() -> Sequence[OpCase]:
     """Cases whose node the CUDA kernels support."""
     return [case for case in all_cases() if cuda_run.supports(case.node())]
+
+
+def is_further(node: Tensor) -> bool:
+    """True for products whose weights differ from others' by the unpacking of a block alone."""
+    return node.op in (Op.MUL_MAT, Op.MUL_MAT_ID) and node.src[0].type in FURTHER_TYPES
 
 
 def limit_of(case: OpCase) -> float:

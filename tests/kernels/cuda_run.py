@@ -19,18 +19,25 @@ from reference_run import Array, data, graph_of
 
 from lamella.base.errors import BackendError
 from lamella.base.settings import NO_FUSION
-from lamella.graph import Graph, Tensor
+from lamella.graph import GGMLType, Graph, Tensor
 from lamella.graph.op import VIEW_OPS
 from lamella.graph.tensor import written_source
 from lamella.kernels.cuda import params
 from lamella.kernels.cuda.kernel_set import KERNELS
 from lamella.kernels.cuda.library import Library
+from lamella.kernels.cuda.ops.quantized import TYPES
 from lamella.kernels.cuda.plan import CudaPlan
 from lamella.kernels.cuda.table import OPS, CudaKernel, CudaSource, Dim3
 from lamella.kernels.plan.calls import Number
 from lamella.kernels.plan.params import PARAMS, PREPARED, TENSOR_WORDS
 
 ERROR_WORDS = 3
+# weights whose kernels differ from others' by the unpacking of a block alone; each has tests with a
+# twin (quantized_run.py)
+FURTHER_TYPES = frozenset(TYPES) - {
+    *(GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.MXFP4),
+    *(GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.IQ3_S),
+}
 
 
 class Machine:

@@ -17,6 +17,7 @@ from backends import CPU, CUDA, Backend, each_backend
 from cuda_cases import (
     all_cases,
     calls_of,
+    is_further,
     kernels_in_use,
     limit_of,
     model_graphs,
@@ -63,16 +64,26 @@ def cases_on(on: Backend) -> Sequence[OpCase]:
 
 
 @cache
-def cases_by_op(on: Backend) -> Mapping[Op, Sequence[OpCase]]:
+def cases_by_op(on: Backend, full: bool) -> Mapping[Op, Sequence[OpCase]]:
     # built on first use: pytest's collection must not build the data of all cases
     found: dict[Op, list[OpCase]] = {op: [] for op in OPS}
     for case in cases_on(on):
-        found[case.node().op].append(case)
+        if full or on is CPU or not is_further(case.node()):
+            found[case.node().op].append(case)
     return found
 
 
-def token_cases(on: Backend, op: Op) -> list[OpCase]:
-    found = [case for case in cases_by_op(on)[op] if case.axis is not None and not case.timed]
+@pytest.fixture
+def cases(on: Backend, op: Op, pytestconfig: pytest.Config) -> Sequence[OpCase]:
+    """The cases of an op on a backend; of products on the emulated GPU only some, which is slow."""
+    found = cases_by_op(on, pytestconfig.getoption("--full"))[op]
+    assert found
+    return found
+
+
+@pytest.fixture
+def token_cases(cases: Sequence[OpCase]) -> list[OpCase]:
+    found = [case for case in cases if case.axis is not None and not case.timed]
     assert found
     return found
 
@@ -92,7 +103,9 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     """Compile several kernels of the emulated GPU at a time, if most are needed."""
     here = [item for item in request.session.items if item.path == request.path]
     if has_compiler() and len(here) > len(OPS):
-        called = {c.kernel for case in cases_on(CUDA) for c in calls_of(case.node())}
+        by_op = cases_by_op(CUDA, request.config.getoption("--full"))
+        cases = (case for cases in by_op.values() for case in cases)
+        called = {c.kernel for case in cases for c in calls_of(case.node())}
         with suppress(BackendError):  # the tests of a kernel report that it does not compile
             cuda_run.machine().library.load(called)
 
@@ -102,9 +115,8 @@ def _compiled(request: pytest.FixtureRequest) -> None:
 
 @each_backend
 @each_op(OPS)
-def test_the_result_is_the_reference_s(on: Backend, op: Op) -> None:
-    assert cases_by_op(on)[op]
-    for case in cases_by_op(on)[op]:
+def test_the_result_is_the_reference_s(on: Backend, cases: Sequence[OpCase]) -> None:
+    for case in cases:
         with naming(case):
             expected = reference_run.run(case.node())
             limit = limit_of(case) if on is CUDA else case.limit
@@ -124,10 +136,12 @@ def token_bits(case: OpCase, tokens: Sequence[int], compute: Compute) -> Array:
 
 @each_backend
 @each_op(set(OPS) - WITHOUT_TOKENS)
-def test_bits_do_not_depend_on_the_batch(on: Backend, op: Op, pytestconfig: pytest.Config) -> None:
+def test_bits_do_not_depend_on_the_batch(
+    on: Backend, token_cases: list[OpCase], pytestconfig: pytest.Config
+) -> None:
     # the emulated GPU is slow
     n_alone = 5 if on is CPU or pytestconfig.getoption("--full") else 2
-    for case in token_cases(on, op):
+    for case in token_cases:
         with naming(case):
             whole = token_bits(case, range(case.n_tokens), on.compute)
             singles = [[t] for t in range(n_alone)]
@@ -152,8 +166,8 @@ THREADS: Final[Mapping[Backend, Sequence[Compute]]] = {
 
 @each_backend
 @each_op(set(OPS) - WITHOUT_TOKENS)
-def test_bits_do_not_depend_on_threads_or_places(on: Backend, op: Op) -> None:
-    for case in token_cases(on, op):
+def test_bits_do_not_depend_on_threads_or_places(on: Backend, token_cases: list[OpCase]) -> None:
+    for case in token_cases:
         tokens = range(case.n_tokens if on is CPU else 3)
         with naming(case):
             whole = token_bits(case, tokens, on.compute)
@@ -163,10 +177,8 @@ def test_bits_do_not_depend_on_threads_or_places(on: Backend, op: Op) -> None:
 
 @each_backend
 @each_op(INPLACE_OPS & set(OPS))
-def test_in_place_gives_the_same_bits(on: Backend, op: Op) -> None:
-    cases = [case for case in cases_by_op(on)[op] if not case.timed]
-    assert cases
-    for case in cases:
+def test_in_place_gives_the_same_bits(on: Backend, cases: Sequence[OpCase]) -> None:
+    for case in (case for case in cases if not case.timed):
         node = case.node()
         apart = on.computed(node)
         for i in [i for i, s in enumerate(node.src) if same_layout(s, node)][:2]:
