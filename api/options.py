@@ -124,6 +124,10 @@ class LoadOptions(TypedDict, total=False):
     """copy the CPU's weights to a device for large batches (default: on, if the buffers for it
     fit)
     """
+    embd_offload: bool | None
+    """keep the embeddings on the device of the first layer; off: in host memory (default: on for
+    CUDA, if they fit)
+    """
     overrides: Sequence[tuple[str, str]]
     """buffer type for weights by name, like exps=CPU; the first match counts; may be repeated"""
     n_cpu_moe: int | None

@@ -239,6 +239,13 @@ class PlacementParams(Options):
         help="copy the CPU's weights to a device for large batches",
         default_text="on, if the buffers for it fit",
     )
+    embd_offload: bool | None = option(
+        None,
+        "--embd-offload",
+        off=("--no-embd-offload",),
+        help="keep the embeddings on the device of the first layer; off: in host memory",
+        default_text="on for CUDA, if they fit",
+    )
     overrides: Sequence[tuple[str, str]] = option(
         (),
         *("-ot", "--override-tensor"),

@@ -1,9 +1,10 @@
 """Placement of weights: a device and a buffer type for each weight, by llama.cpp's rules.
 
 The last n_gpu_layers of the n_layer + 1 layers (the output counts as one) go to the devices, in
-order. The input embedding stays on the CPU. A weight goes to the CPU if its device cannot run its
-op. Overrides take precedence. An override to the CPU's buffer type selects the CPU, and its best
-buffer type for the weight. Nothing is allocated, so placement works before a model is loaded.
+order. The input embedding stays on the CPU, or goes to the first layer's device. A weight goes to
+the CPU if its device cannot run its op. Overrides take precedence. An override to the CPU's buffer
+type selects the CPU, and its best buffer type for the weight. Nothing is allocated, so placement
+works before a model is loaded.
 Tested by tests/model/test_loader_placement.py.
 """
 
@@ -185,7 +186,8 @@ def _home(
     forced = placement.override(spec.name)
     if forced is not None:
         return _forced_home(hp, weight, spec, forced, placement)
-    device = placement.cpu if spec.layer is None else layers[spec.layer]
+    first = layers[0] if placement.params.embd_offload else placement.cpu
+    device = first if spec.layer is None else layers[spec.layer]
     for home in _candidates(device, hp, weight, spec, placement):
         if can_compute(home, hp, weight, spec.op):
             return home

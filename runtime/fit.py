@@ -2,11 +2,12 @@
 
 It changes only options that are not set, in this order:
 
-1. All layers on the devices, with the default context.
-2. As few experts as possible leave the devices for the CPU.
-3. The context shrinks, down to --fit-ctx.
-4. Layers leave the devices. Then the context grows again, as far as it fits beside these layers.
-5. The context shrinks if the CPU lacks memory.
+1. All layers on the devices, and the embeddings if these gain from it, with the default context.
+2. The embeddings leave the devices for the CPU.
+3. As few experts as possible leave the devices for the CPU.
+4. The context shrinks, down to --fit-ctx.
+5. Layers leave the devices. Then the context grows again, as far as it fits beside these layers.
+6. The context shrinks if the CPU lacks memory.
 
 At last it chooses the memory for pages of prompts that leave the context.
 
@@ -84,6 +85,7 @@ def draft_open_params(plan: ModelPlan) -> OpenParams:
             "n_cpu_moe": params.draft.draft_cpu_moe,
             "overrides": params.draft.draft_overrides,
             "op_offload": placement.op_offload,
+            "embd_offload": placement.embd_offload,
             "fit": placement.fit,
             "poll": placement.poll,
             "n_threads": n_threads,
@@ -144,7 +146,7 @@ def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan
         made.plan,
         params=made.plan.params.change(cache_ram=cache_ram(made.plan)),
         choice=choice_line(made),
-        is_reduced=choice != trials.first,
+        is_reduced=choice != trials.first._replace(embd_offload=choice.embd_offload),
         notes=(*made.plan.notes, *choice_notes(made)),
     )
 
@@ -156,6 +158,7 @@ class _Free(NamedTuple):
     experts: bool
     context: bool
     op_offload: bool
+    embeddings: bool
 
     @classmethod
     def of(cls, trials: Trials, placement: Placement, params: OpenParams) -> _Free:
@@ -168,6 +171,7 @@ class _Free(NamedTuple):
             experts=has_devices and has_experts and rules.n_cpu_moe is None,
             context=rules.fit and params.context.n_ctx is None,
             op_offload=layers and rules.op_offload is None,
+            embeddings=has_devices and rules.embd_offload is None,
         )
 
 
@@ -204,6 +208,8 @@ class _Search:
 
     def run(self) -> Choice:
         limit, free, choice = self._limit, self._free, self._first
+        if free.embeddings and not limit.gpus_fit(choice):
+            choice = choice._replace(embd_offload=False)
         if free.experts and not limit.gpus_fit(choice):
             choice = self._with_fewer_experts(choice)
         if free.context and not limit.gpus_fit(choice):

@@ -51,12 +51,14 @@ class Choice(NamedTuple):
         n_gpu_layers: layers on devices, the output included.
         n_cpu_moe: the first layers whose experts are on the CPU.
         op_offload: devices may run large batches for the CPU.
+        embd_offload: the embeddings are on the device of the first layer.
     """
 
     n_ctx: int
     n_gpu_layers: int
     n_cpu_moe: int
     op_offload: bool
+    embd_offload: bool
 
 
 class Trials:
@@ -86,6 +88,7 @@ class Trials:
             _up_to(hp.n_layer + 1, rules.n_gpu_layers) if placement.devices else 0,
             _up_to(hp.n_layer, rules.n_cpu_moe or 0),
             rules.op_offload is not False,
+            _embd_offload(placement),
         )
         # without devices, a context measures few graphs
         self.is_plan_fast = not placement.devices and placement.cpu.few_tokens is not None
@@ -200,6 +203,14 @@ class Limit:
 
     def _fit(self, devices: Devices) -> bool:
         return not any(map(self.lacking, devices))
+
+
+def _embd_offload(placement: Placement) -> bool:
+    """True if the embeddings go to the first layer's device, provided they fit."""
+    rules = placement.params
+    if rules.embd_offload is None:
+        return rules.fit and any(device.gathers for device in placement.devices)
+    return rules.embd_offload
 
 
 def _up_to(most: int, n: int | None) -> int:

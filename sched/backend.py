@@ -114,6 +114,7 @@ class Device(ABC):
     # up to so many tokens, and from the next one on, larger batches need at least as much memory as
     # smaller ones; None: unknown
     few_tokens: int | None = None
+    gathers: bool = False  # rows of embeddings are fetched faster here than on the CPU
     driver_margin: int = 0  # bytes for its driver's kernels and graphs
     caveats: Mapping[str, str] = MappingProxyType({})  # lines that a plan shows, by their labels
     progress: CompileProgress | None = None

@@ -34,6 +34,7 @@ class CudaDevice(Device):
     type = DeviceType.GPU
     caps = Caps(async_=True, events=True, copy_ahead=True)
     kernels_by_size = True
+    gathers = True
     driver_margin = DRIVER_MARGIN
 
     def __init__(

@@ -48,11 +48,12 @@ def opened(
     n_gpu_layers: int = -1,
     op_offload: bool = True,
     kv_offload: bool = True,
+    embd_offload: bool = False,
     **params: Any,
 ) -> Iterator[Context]:
     """A context of a model; `params` are its parameters."""
     defaults: dict[str, Any] = {"n_ctx": 256, "n_ubatch": N_UBATCH}
-    how = {"op_offload": op_offload, "kv_offload": kv_offload}
+    how = {"op_offload": op_offload, "kv_offload": kv_offload, "embd_offload": embd_offload}
     with (
         loaded(path, devices, n_gpu_layers=n_gpu_layers, **how) as model,
         Context(model, ContextParams(**{**defaults, **params})) as context,

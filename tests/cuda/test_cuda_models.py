@@ -119,6 +119,22 @@ def test_architectures(gpus: Gpus, files: ModelFiles, name: str) -> None:
             assert_all_on(gpus, context)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])  # qwen3 has one matrix for both ends
+def test_embeddings_on_the_gpu_have_the_same_bits(gpus: Gpus, files: ModelFiles, name: str) -> None:
+    path, here = files.tiny(name, "Q8_0"), gpus.devices[:1]
+    with opened(path, here) as apart, opened(path, here, embd_offload=True) as context:
+        tokens = some_tokens(context, 40)
+        for chunks in ((), (3, 1, 8)):
+            expected = logits_of(apart, tokens, *chunks)
+            assert logits_of(context, tokens, *chunks).tobytes() == expected.tobytes()
+        for graph in context._graphs.values():
+            assert [s.backend.name for s in graph.scheduled.splits] == [gpus.first.name]
+        if name == "qwen3":
+            assert (
+                context.model.weights["token_embd.weight"] is context.model.weights["output.weight"]
+            )
+
+
 def test_random_models_of_every_type(gpus: Gpus, files: ModelFiles, shape: str, type: str) -> None:
     path = files.random(shape, type)
     try:

@@ -34,6 +34,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "no layers, large batches": {"n_gpu_layers": 0},
     "no op offload": {"n_gpu_layers": 2, "op_offload": False},
     "keys on the CPU": {"kv_offload": False},
+    "embeddings on the CPU": {"embd_offload": False},
     "q8_0 keys": {"type_k": "q8_0", "type_v": "q8_0"},
     "weights in pinned memory": {"overrides": (("ffn", "CUDA_Host"),)},
     "two GPUs": {"devices": ("CUDA0", "CUDA1")},
@@ -116,10 +117,10 @@ def _nothing(plan: ModelPlan) -> ModelPlan:
 
 def test_a_part_of_the_memory_is_left_to_the_driver(gpus: Gpus, files: ModelFiles) -> None:
     path, gpu = files.random("deep", "Q4_0"), gpus.first
-    needed = plan_of(path).devices[0].needed
+    needed = plan_of(path, embd_offload=True).devices[0].needed
     for spare, fits in ((0, True), (-1, False)):
         filler = taken(gpu, needed + DRIVER_MARGIN + spare)
-        plan = plan_of(path)
+        plan = plan_of(path, embd_offload=True)
         filler.free()
         assert plan.devices[0].margin == DRIVER_MARGIN
         assert plan.devices[0].shortfall == (0 if fits else 1)

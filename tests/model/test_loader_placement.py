@@ -113,6 +113,18 @@ def test_weights_follow_their_layer_and_the_embedding_stays(tmp_path: Path) -> N
     assert {"token_embd.weight", "blk.0.rope_freqs.weight"} <= rest
 
 
+@pytest.mark.parametrize(("n_gpu_layers", "home"), [(-1, GPU), (2, CPU)])
+def test_embeddings_on_the_device_of_the_first_layer(
+    n_gpu_layers: int, home: Device, tmp_path: Path
+) -> None:
+    params = PlacementParams(n_gpu_layers=n_gpu_layers, embd_offload=True)
+    found = homes(TINY["llama"], tmp_path, Placement(cpu=CPU, devices=(GPU,), params=params))
+    assert found["token_embd.weight"] == (home, home.buffer_type)
+    weak = SimDevice("SIM0", ops=set(Op) - {Op.GET_ROWS})
+    found = homes(TINY["llama"], tmp_path, Placement(cpu=CPU, devices=(weak,), params=params))
+    assert found["token_embd.weight"].device is CPU
+
+
 def test_unsupported_weights_go_to_the_cpu(tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT_ID})
     found = homes(TINY["mixtral"], tmp_path, Placement(cpu=CPU, devices=(weak,)))

@@ -41,6 +41,8 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "a GPU and unpacked weights": {**{"devices": ("sim",), "n_gpu_layers": 2, "repack": False}},
     "no op offload": {"devices": ("sim",), "n_gpu_layers": 1, "op_offload": False},
+    "embeddings on the GPU": {"devices": ("sim",), "embd_offload": True},
+    "embeddings on the first of two GPUs": {"devices": ("sim:1GiB:2",), "embd_offload": True},
     "keys on the CPU": {"devices": ("sim",), "kv_offload": False},
     "overrides": {"devices": ("sim",), "overrides": (("ffn_down", "CPU"),)},
     "overrides to the other GPU": {

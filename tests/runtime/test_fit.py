@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from make_model import write_model as make_model
 from open_params import open_params
-from planning import CONFIGURATIONS, N_CTX, N_LAYER, plan_of, sim, write_deep
+from planning import CONFIGURATIONS, N_CTX, N_DEEP_VOCAB, N_LAYER, plan_of, sim, write_deep
 from shapes import SHAPES
 from tiny_models import TINY, write_model
 from weight_types import Type
@@ -328,6 +328,27 @@ def test_layers_that_leave_the_gpu_must_fit_on_the_cpu(
     monkeypatch.setattr(CpuDevice, "memory", lambda _: (none - 1, 1 << 40))
     plan = plan_of(deep, n_ctx=None, devices=("sim:1KiB",), fit_target=0)
     assert (plan.n_gpu_layers, plan.n_ctx, plan.fits) == (0, N_CTX - CTX_STEP, True)
+
+
+def test_embeddings_leave_a_gpu_that_gathers_first(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needed(**params: Any) -> int:
+        return (
+            plan_of(deep, **{"devices": ("sim",), "n_gpu_layers": -1, **params}).devices[0].needed
+        )
+
+    on_cpu, on_gpu = needed(), needed(embd_offload=True)
+    assert on_gpu - on_cpu > N_DEEP_VOCAB * 64
+    monkeypatch.setattr(SimDevice, "gathers", True)
+    assert needed() == on_gpu
+    assert needed(embd_offload=False) == needed(fit=False) == on_cpu
+    for memory, taken in ((on_gpu, on_gpu), (on_gpu - 1, on_cpu), (on_cpu, on_cpu)):
+        plan = plan_of(deep, devices=(sim(memory),), fit_target=0)
+        assert (plan.devices[0].needed, plan.n_gpu_layers) == (taken, plan.n_layers)
+        assert not plan.is_reduced and plan.choice == ""
+    plan = plan_of(deep, devices=(sim(on_gpu - 1),), fit_target=0, embd_offload=True)
+    assert plan.n_gpu_layers < plan.n_layers and plan.fits  # what is set never changes
 
 
 @pytest.mark.parametrize("n", [None, -1])
