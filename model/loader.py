@@ -32,7 +32,7 @@ from .arch import Architecture, Part, WeightSpec, open_architecture, open_block
 from .control import Control, place_control
 from .control_file import NO_CONTROL, ControlFiles
 from .gguf import GGUFFile, Metadata, Scalar, TensorInfo, open_gguf
-from .placement import Home, Placement, layer_devices, place
+from .placement import Home, Placement, input_device, layer_devices, place
 
 log = get_logger("loader")
 
@@ -81,6 +81,7 @@ class LoadedModel:
         placement: the rules by which the model was placed.
         memory: allocates the buffers of the model and its contexts.
         layers: the device of each layer, then that of the output.
+        input: the device of the embeddings.
         adapters: the LoRA adapters that were loaded with it.
         control: the control vectors that were loaded with it.
         devices: the devices in use, in the order of `Placement.devices`; the CPU is always last.
@@ -108,6 +109,7 @@ class LoadedModel:
         self.adapters = Adapters()
         self.control = Control()
         self.layers = layer_devices(self.hp.n_layer, placement)
+        self.input = input_device(self.layers, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
         # also devices that only compute large batches: the CPU's weights are in their pinned memory
         bufts = {home.buft for home in homes.values()}

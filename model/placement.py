@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
@@ -153,6 +153,11 @@ def layer_devices(n_layer: int, placement: Placement) -> list[Device]:
     return devices
 
 
+def input_device(layers: Sequence[Device], placement: Placement) -> Device:
+    """Return the device of the embeddings, of those of `layer_devices`, or the CPU."""
+    return layers[0] if placement.params.embd_offload else placement.cpu
+
+
 def place(
     path: Path, hp: HParams, types: Mapping[WeightSpec, GGMLType], placement: Placement
 ) -> dict[str, Home]:
@@ -186,8 +191,7 @@ def _home(
     forced = placement.override(spec.name)
     if forced is not None:
         return _forced_home(hp, weight, spec, forced, placement)
-    first = layers[0] if placement.params.embd_offload else placement.cpu
-    device = first if spec.layer is None else layers[spec.layer]
+    device = input_device(layers, placement) if spec.layer is None else layers[spec.layer]
     for home in _candidates(device, hp, weight, spec, placement):
         if can_compute(home, hp, weight, spec.op):
             return home

@@ -174,7 +174,7 @@ class _DisplacedSearch:
     def _wanted_for(self, spec: WeightSpec) -> Device:
         if self.model.placement.override(spec.name) is not None:
             return self.model.homes[spec.name].device
-        return self.cpu if spec.layer is None else self._of_layer(spec.layer)
+        return self._of_layer(_EMBEDDING if spec.layer is None else spec.layer)
 
     def _weight(self, node: Tensor) -> WeightSpec | None:
         """The weight that decides where a node belongs, None if no weight does."""
@@ -194,7 +194,7 @@ class _DisplacedSearch:
         return self.scheduled.backend_of(node).device
 
     def _of_layer(self, layer: int) -> Device:
-        return self.cpu if layer == _EMBEDDING else self.model.layers[layer]
+        return self.model.input if layer == _EMBEDDING else self.model.layers[layer]
 
     def _layers(self) -> dict[Tensor, int]:
         """The layer of every node: its own, else that of its first reader. A node without readers

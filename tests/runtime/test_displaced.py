@@ -239,6 +239,14 @@ def test_the_input_embedding_belongs_to_the_cpu(find: Find) -> None:
 # --- op offload ---
 
 
+def test_the_input_embedding_on_a_device(find: Find) -> None:
+    assert find("llama", sim(), embd_offload=True) == []
+    weak = Picky(lambda node: "token_embd.weight" in {src.name for src in node.src})
+    (node,) = find("llama", weak, embd_offload=True)
+    assert (node.node, node.device, node.wanted) == ("inp_embd", "CPU", "SIM0")
+    assert find("llama", weak) == []
+
+
 def test_op_offload(find: Find) -> None:
     gpu = sim(offload_ops=[Op.MUL_MAT])
     found = find("llama", gpu, n_gpu_layers=1, n_tokens=N_PREFILL)
