@@ -1,8 +1,7 @@
 """Runs jobs on a context, step by step, as the policy decides.
 
-A step drops cancelled jobs, admits waiting ones, and decodes one batch. Knows token ids and
-which of them have a new line: no other text, no HTTP, no threads. An error in one job ends neither
-the thread nor another job.
+A step drops cancelled jobs, admits waiting ones, and decodes one batch. Knows token ids: no text,
+no HTTP, no threads. An error in one job ends neither the thread nor another job.
 Tested by tests/runtime/test_engine*.py and tests/runtime/test_prefix_bits.py.
 """
 
@@ -13,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, Final, TypeVar
-
-import numpy as np
 
 from ...base.errors import (
     BackendError,
@@ -29,13 +26,7 @@ from ...model.guide import Mask, MaskComputer, n_mask_bits
 from ...model.kv_sequence import KVSequence
 from ...model.outputs import Row, Rows
 from ...model.page_store import PageStore
-from ...model.sampling import (
-    Logprobs,
-    RowSampler,
-    Sampled,
-    model_logprobs,
-    sampler_logprobs,
-)
+from ...model.sampling import RowSampler, Sampled
 from ...model.vocab import Vocab
 from . import policy
 from .batch_plan import BatchPlan, Output
@@ -51,6 +42,7 @@ from .queue import JobQueue
 from .shares import Owner
 from .slots import SlotContent, Slots
 from .steps import Steps
+from .texts import Full, Texts
 from .ticket import Ticket
 
 T = TypeVar("T")
@@ -91,6 +83,7 @@ class Runner:
         self.n_ctx = context.n_ctx_seq
         self._context = context
         self._vocab = vocab
+        self._texts = Texts(vocab, self.n_ctx)
         self._queue = queue
         self._n_parallel = n_parallel
         self._pulse = pulse
@@ -357,7 +350,10 @@ class Runner:
         if output.guesses is not None:
             token = self._speculation.taken(output.guesses, level, token)
         try:
-            stop = self._next_token(ticket, row, token, mask)
+            stop = self._texts.take(ticket, row, token, mask)
+            if stop is Full.SHIFTS:
+                self._shift(ticket)
+                stop = None
         except Exception as e:  # of this job only
             self._fail((ticket,), e)
             return False
@@ -418,60 +414,9 @@ class Runner:
         each = [None if o.matcher is None else masks[o.mask + level] for o in outputs]
         return sampler.sample(samplers, rows, each if masks else None)
 
-    def _next_token(
-        self, ticket: Ticket, row: Row, sampled: Sampled, mask: Mask | None
-    ) -> StopType | None:
-        """Pass a sampled token to the sink. Return why the job ends, None if it goes on."""
-        sampler, matcher = ticket.sampler, ticket.matcher
-        if matcher is not None:
-            matcher.check()  # a failed one has a mask of no meaning
-        if isinstance(sampled, Exception):
-            if isinstance(sampled, RequestError) and matcher is not None and matcher.is_complete:
-                return StopType.EOS  # ignore_eos or a bias bans the end token, and all others
-            if isinstance(sampled, BackendError) and ticket.lora_scales is not None:
-                raise RequestError(f"lora: these scales are too large: {sampled}") from sampled
-            raise sampled
-        token = sampled
-        if ticket.thinking is not None:
-            token = ticket.thinking.next(token, mask)
-        if sampler.remembers:
-            sampler.accept(token)
-        ticket.tokens.append(token)
-        ticket.decoding = True
-        is_end = token in self._vocab.eog and not ticket.params.ignore_eos
-        if is_end and not ticket.params.special:
-            return StopType.EOS
-        if matcher is not None and not is_end:
-            matcher.accept(token)
-        elif ticket.lazy is not None and not is_end and ticket.lazy.push(token):
-            matcher = ticket.matcher = ticket.lazy.matcher
-            ticket.lazy = None
-        logprobs = _logprobs(ticket, row, token) if ticket.n_probs else None
-        if not ticket.sink.token(token, logprobs):
-            return StopType.WORD
-        if is_end or (matcher is not None and matcher.is_finished):
-            return StopType.EOS
-        late = ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token)
-        if late or len(ticket.tokens) >= ticket.n_most:
-            n_predict = policy.n_predict_of(ticket.params, self.n_ctx)
-            limit, is_full = policy.limit_of(
-                ticket.n_predicted, n_predict, len(ticket.tokens), self.n_ctx, late
-            )
-            if is_full and ticket.params.context_shift:
-                self._shift(ticket)
-                return None
-            ticket.truncated |= is_full
-            return limit
-        return None
-
     def _begin_predicting(self, ticket: Ticket) -> None:
         ticket.t_first = time.perf_counter()
         self.counters.prompt_done(ticket)
-
-    def _is_late(self, ticket: Ticket, token: int) -> bool:
-        ticket.has_new_line = ticket.has_new_line or b"\n" in self._vocab.piece(token)
-        elapsed_ms = 1e3 * (time.perf_counter() - ticket.t_first)
-        return policy.is_late(ticket.params.t_max_predict_ms, elapsed_ms, ticket.has_new_line)
 
     # --- work in flight ---
 
@@ -572,13 +517,6 @@ def _came_true(output: Output, level: int) -> bool:
         and ticket.matcher is output.matcher  # no trigger began a grammar
         and (output.matcher is None or level < output.matcher.n_guessed)
     )
-
-
-def _logprobs(ticket: Ticket, row: Row, token: int) -> Logprobs:
-    if ticket.post_sampling_probs:
-        return sampler_logprobs(ticket.sampler, token, ticket.n_probs)
-    assert isinstance(row, np.ndarray), "all logits are needed"
-    return model_logprobs(row, token, ticket.n_probs)
 
 
 def _as_lamella_error(error: Exception) -> LamellaError:
