@@ -2,6 +2,8 @@
 
     scripts/versions lowest          # half a minute of tests that use every dependency
     scripts/versions newest --all    # all tests
+    scripts/versions cuda12          # the newest bindings and compiler of CUDA 12, and their tests
+    scripts/versions cuda13 --all    # the same of CUDA 13, with every kernel compiled
 
 The versions are installed in a temporary folder; .venv stays as it is. The exit status is 0 if the
 tests pass, 1 if they fail, and 2 if the versions cannot be installed.
@@ -42,15 +44,31 @@ SELECTION: Final = (
     "tests/server/test_otel.py",
     "tests/cli/test_tool_file.py",
 )
+# packages of CUDA by the extra of Lamella that has them
+CUDA: Final = {"cuda12": "cuda", "cuda13": "cuda13"}
+CUDA_SELECTION: Final = (
+    "tests/kernels/test_cuda_bindings.py",
+    "tests/kernels/test_cuda_compile.py",
+    "tests/kernels/test_cuda_presence.py",
+)
+PYTEST: Final = ("pytest", "pytest-timeout", "pytest-xdist")
 REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*?\])?>=(?P<floor>[\w.]+)(?:,<[\w.]+)?")
 
 
-def requirements(project: dict[str, Any], all_tests: bool) -> list[str]:
+def requirements(project: dict[str, Any], which: str, all_tests: bool) -> list[str]:
     """What the tests need, as pyproject.toml has it."""
-    tools = project["optional-dependencies"]["test"]
+    extras = project["optional-dependencies"]
+    if which in CUDA:
+        chosen = [tool for tool in extras["test"] if name_of(tool) in PYTEST]
+        return [*project["dependencies"], *chosen, *extras[CUDA[which]]]
     left_out = () if all_tests else SLOW
-    chosen = [tool for tool in tools if floor_of(tool).partition("==")[0] not in left_out]
+    chosen = [tool for tool in extras["test"] if name_of(tool) not in left_out]
     return [*project["dependencies"], *chosen]
+
+
+def name_of(requirement: str) -> str:
+    """The package of a requirement."""
+    return floor_of(requirement).partition("==")[0]
 
 
 def floor_of(requirement: str) -> str:
@@ -76,9 +94,15 @@ def install(python: Path, which: str, wanted: Sequence[str], constraints: Path) 
     return subprocess.call([*pip, *options, *wanted, "--editable", str(ROOT)], cwd=ROOT)
 
 
-def run_tests(python: Path, all_tests: bool, arguments: Sequence[str]) -> int:
+def selected(which: str, all_tests: bool) -> Sequence[str]:
+    """Pytest's arguments that choose the tests."""
+    if which in CUDA:
+        return [*CUDA_SELECTION, *(["--full"] if all_tests else [])]
+    return [] if all_tests else SELECTION
+
+
+def run_tests(python: Path, chosen: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the tests. Return pytest's exit status."""
-    chosen = [] if all_tests else SELECTION
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     processes = ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile"]
     return subprocess.call([*command, *processes, *chosen, *arguments], cwd=ROOT)
@@ -86,7 +110,7 @@ def run_tests(python: Path, all_tests: bool, arguments: Sequence[str]) -> int:
 
 def show(python: Path, wanted: Sequence[str]) -> None:
     """Print the versions that are installed."""
-    names = [floor_of(each).partition("==")[0] for each in wanted]
+    names = [name_of(each) for each in wanted]
     code = "import sys, importlib.metadata as m\n"
     code += "print(*(f'{name} {m.version(name)}' for name in sys.argv[1:]), sep=', ')"
     subprocess.run([str(python), "-c", code, *names], check=True)
@@ -95,11 +119,12 @@ def show(python: Path, wanted: Sequence[str]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Install versions and run tests. Return the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/versions", description=(__doc__ or "")[:97])
-    parser.add_argument("which", choices=("lowest", "newest"), help="versions of the dependencies")
+    choices = ("lowest", "newest", *CUDA)
+    parser.add_argument("which", choices=choices, help="versions of the dependencies")
     parser.add_argument("--all", action="store_true", help="run all tests, not a part of them")
     args, others = parser.parse_known_args(arguments)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    wanted = requirements(project, args.all)
+    wanted = requirements(project, args.which, args.all)
     with tempfile.TemporaryDirectory(prefix="lamella-versions-") as folder:
         venv = Path(folder) / "venv"
         python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -110,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"scripts/versions: {message.format(args.which)}", file=sys.stderr)
             return 2
         show(python, wanted)
-        return 1 if run_tests(python, args.all, others) else 0
+        return 1 if run_tests(python, selected(args.which, args.all), others) else 0
 
 
 if __name__ == "__main__":

@@ -32,9 +32,20 @@ def test_a_dependency_without_a_lowest_version() -> None:
 
 def test_the_selection_exists_and_needs_no_tools() -> None:
     assert all((ROOT / file).is_file() for file in versions.SELECTION)
-    short, full = (versions.requirements(project(), each) for each in (False, True))
+    short, full = (versions.requirements(project(), "newest", each) for each in (False, True))
     assert set(project()["dependencies"]) < set(short) < set(full)
     assert len(full) - len(short) == len(versions.SLOW)
+
+
+@pytest.mark.parametrize(("which", "major"), [("cuda12", "12"), ("cuda13", "13")])
+def test_versions_of_cuda(which: str, major: str) -> None:
+    assert all((ROOT / file).is_file() for file in versions.CUDA_SELECTION)
+    wanted = map(versions.floor_of, versions.requirements(project(), which, False))
+    found = {name: floor for name, _, floor in (each.partition("==") for each in wanted)}
+    assert found["cuda-bindings"].split(".")[0] == major
+    assert {"pytest", "numpy"} < found.keys() and "mypy" not in found
+    assert "--full" not in versions.selected(which, False)
+    assert "--full" in versions.selected(which, True)
 
 
 def test_what_cannot_be_installed_is_an_error(
