@@ -107,6 +107,12 @@ NO_MERGE = Switch(
     0,
     "1 launches each kernel on a GPU alone, and merges no launches.",
 )
+CUDA_GIVES_LOCK = Switch(
+    "LAMELLA_CUDA_GIVES_LOCK",
+    0,
+    "1 lets other threads of Python run during every call of the CUDA driver, not only during those "
+    "that wait.",
+)
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,

@@ -19,6 +19,7 @@ from ...base.errors import BackendError, OutOfMemoryError
 from ...base.log import get_logger
 from .driver import Address, Event, Function, Gpu, GpuInfo, GraphExec, Module, Stream
 from .presence import install_command
+from .quick_calls import QuickCall, quick_calls
 from .table import Dim3
 
 log = get_logger("cuda")
@@ -26,9 +27,11 @@ log = get_logger("cuda")
 # CUDA_ERROR_...
 OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
+NOT_READY: Final = 600
 # after these errors every call fails, also calls that free memory
 FATAL: Final = frozenset({4, 700, 702, 709, 710, *range(714, 720)})
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
+QUICK_BYTES: Final = 64 << 10  # a copy of so many bytes from the host never waits
 PORTABLE: Final = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all devices
 MIN_ARCH: Final = 75  # Turing: the first with tensor cores for 8-bit integers
 MIN_DRIVER: Final = 12000
@@ -54,6 +57,7 @@ class CudaDriver:
         self._version: int = self.call("cuDriverGetVersion")
         if self._version < MIN_DRIVER:
             raise BackendError(TOO_OLD.format(self.version))
+        self._quick: dict[str, QuickCall] = quick_calls()
 
     def _init(self) -> None:
         try:
@@ -117,6 +121,24 @@ class CudaDriver:
             raise CudaError(name, int(code), code.name)
         return values[0] if len(values) == 1 else values
 
+    def submit(self, name: str, *args: Any) -> None:
+        """Make a call that never waits, without letting other threads of Python run.
+
+        Raises:
+            CudaError: as in `call`.
+        """
+        quick = self._quick.get(name)
+        if quick is None:
+            self.call(name, *args)
+        elif code := quick(*args):
+            raise CudaError(name, code, self._name_of(code))
+
+    def _name_of(self, code: int) -> str:
+        try:
+            return str(self.api.CUresult(code).name)
+        except ValueError:
+            return str(code)
+
 
 class CudaError(BackendError):
     """A call of the driver returned the error `code`."""
@@ -138,6 +160,7 @@ class CudaGpu:
         self._info = info
         device = driver.call("cuDeviceGet", info.index)
         self.context = driver.call("cuDevicePrimaryCtxRetain", device)
+        self._context = int(self.context)
         self._peers: dict[int, Any] = {}  # contexts
         # the limit of dynamic memory for blocks of a kernel
         self._allowed: dict[tuple[Module, str], int] = {}
@@ -148,8 +171,22 @@ class CudaGpu:
         return self._info
 
     def _call(self, name: str, *args: Any) -> Any:
-        self._driver.call("cuCtxSetCurrent", self.context)
+        self._driver.submit("cuCtxSetCurrent", self._context)
         return self._driver.call(name, *args)
+
+    def _submit(self, name: str, *args: int) -> None:
+        """Make a call that never waits."""
+        self._driver.submit("cuCtxSetCurrent", self._context)
+        self._driver.submit(name, *args)
+
+    def _is_done(self, name: str, *args: int) -> bool:
+        try:
+            self._submit(name, *args)
+        except CudaError as e:
+            if e.code != NOT_READY:
+                raise
+            return False
+        return True
 
     def _release(self, name: str, *args: Any) -> None:
         """Make a call that frees. Python may do so at any moment, also between two calls of another
@@ -209,13 +246,14 @@ class CudaGpu:
     # --- work ---
 
     def write_async(self, to: Address, source: Address, size: int, stream: Stream) -> None:
-        self._call("cuMemcpyHtoDAsync", to, source, size, stream)
+        call = self._submit if size <= QUICK_BYTES else self._call
+        call("cuMemcpyHtoDAsync", to, source, size, stream)
 
     def read_async(self, to: Address, source: Address, size: int, stream: Stream) -> None:
         self._call("cuMemcpyDtoHAsync", to, source, size, stream)
 
     def copy_async(self, to: Address, source: Address, size: int, stream: Stream) -> None:
-        self._call("cuMemcpyDtoDAsync", to, source, size, stream)
+        self._submit("cuMemcpyDtoDAsync", to, source, size, stream)
 
     def copy_peer_async(
         self, to: Address, source: Address, source_gpu: int, size: int, stream: Stream
@@ -271,7 +309,8 @@ class CudaGpu:
         self._release("cuStreamDestroy", stream)
 
     def stream_synchronize(self, stream: Stream) -> None:
-        self._call("cuStreamSynchronize", stream)
+        if not self._is_done("cuStreamQuery", stream):
+            self._call("cuStreamSynchronize", stream)
 
     def event_new(self, timing: bool = False) -> Event:
         flags = self._driver.api.CUevent_flags
@@ -282,13 +321,14 @@ class CudaGpu:
         self._release("cuEventDestroy", event)
 
     def event_record(self, event: Event, stream: Stream) -> None:
-        self._call("cuEventRecord", event, stream)
+        self._submit("cuEventRecord", event, stream)
 
     def event_synchronize(self, event: Event) -> None:
-        self._call("cuEventSynchronize", event)
+        if not self._is_done("cuEventQuery", event):
+            self._call("cuEventSynchronize", event)
 
     def event_wait(self, stream: Stream, event: Event) -> None:
-        self._call("cuStreamWaitEvent", stream, event, 0)
+        self._submit("cuStreamWaitEvent", stream, event, 0)
 
     def elapsed_ms(self, begin: Event, end: Event) -> float:
         return float(self._call("cuEventElapsedTime", begin, end))
@@ -328,7 +368,7 @@ class CudaGpu:
             self._call("cuGraphDestroy", graph)
 
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
-        self._call("cuGraphLaunch", graph, stream)
+        self._submit("cuGraphLaunch", graph, stream)
 
     def graph_free(self, graph: GraphExec) -> None:
         self._release("cuGraphExecDestroy", graph)

@@ -10,16 +10,18 @@ import ctypes
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import numpy.typing as npt
 
 from lamella.base.errors import BackendError, OutOfMemoryError
-from lamella.kernels.cuda.bindings import CudaDriver, CudaGpu
+from lamella.base.settings import CUDA_GIVES_LOCK
+from lamella.kernels.cuda.bindings import QUICK_BYTES, CudaDriver, CudaGpu
 from lamella.kernels.cuda.driver import Function, Stream
 from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaKernel, CudaSource
@@ -283,6 +285,102 @@ def events_are_recorded_waited_for_and_timed() -> None:
     for event in (begin, end, plain):
         first.event_free(event)
     assert len(log("cuEventDestroy")) == 3
+
+
+# --- calls that keep Python's lock ---
+
+
+def releases(call: Callable[[], None]) -> int:
+    """How many times a call lets a busy thread run, which then keeps the lock for 50 ms."""
+    before, stop = sys.getswitchinterval(), Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            pass
+
+    sys.setswitchinterval(0.05)
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        with machine(time=1000):  # enough for the other thread to wake up
+            begin = time.perf_counter()
+            call()
+            return int((time.perf_counter() - begin) / 0.05)
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+@check
+def calls_that_never_wait_keep_the_lock() -> None:
+    gpu = gpus()[0]
+    stream, event, at = gpu.stream_new(), gpu.event_new(), gpu.alloc(64)
+    host = gpu.alloc_host(64)
+    gpu.capture_begin(stream)
+    graph = gpu.capture_end(stream)
+
+    def step() -> None:
+        gpu.write_async(at, host, 64, stream)
+        gpu.copy_async(at, at + 32, 32, stream)
+        gpu.event_record(event, stream)
+        gpu.event_wait(stream, event)
+        gpu.graph_launch(graph, stream)
+        gpu.stream_synchronize(stream)
+
+    with machine(busy=0):  # or it waits
+        assert releases(step) == 0
+    assert releases(lambda: gpu.stream_synchronize(stream)) == 1
+    gpu.free(at)
+    gpu.free_host(host)
+    other = cuda_gives_lock()
+    assert releases(lambda: other.event_record(event, stream)) >= 1
+
+
+@check
+def a_wait_for_finished_work_is_a_query() -> None:
+    gpu = gpus()[0]
+    stream, event = gpu.stream_new(), gpu.event_new()
+    with machine(busy=0):
+        log()
+        gpu.stream_synchronize(stream)
+        gpu.event_synchronize(event)
+        assert log() == ["cuStreamQuery", "cuEventQuery 0"]
+    gpu.stream_synchronize(stream)
+    gpu.event_synchronize(event)
+    assert log("cuStreamSynchronize") == ["cuStreamSynchronize"]
+    for failed in (gpu, cuda_gives_lock()):
+        with machine(fail="cuStreamQuery=700"), fails("cuStreamQuery: CUDA_ERROR_ILLEGAL_ADDRESS"):
+            failed.stream_synchronize(stream)
+        with machine(fail="cuEventQuery=7777"), fails("cuEventQuery: 7777"):
+            failed.event_synchronize(event)
+
+
+def cuda_gives_lock() -> CudaGpu:
+    with CUDA_GIVES_LOCK.set(1):
+        return gpus()[0]
+
+
+@check
+def large_copies_from_the_host_are_left_to_the_bindings() -> None:
+    """They wait if the memory is not pinned."""
+    gpu = gpus()[0]
+    stream, at, size = gpu.stream_new(), gpu.alloc(QUICK_BYTES + 1), QUICK_BYTES
+    data = pattern(size + 1)
+    for n, expected in ((size, 0), (size + 1, 1)):
+        assert releases(lambda n=n: gpu.write_async(at, data.ctypes.data, n, stream)) == expected  # type: ignore[misc]
+    gpu.free(at)
+
+
+@check
+def a_driver_that_does_not_hand_out_calls_is_called_through_its_bindings() -> None:
+    with machine(hide="cuGraphLaunch"):
+        gpu = gpus()[0]
+    assert gpu._driver._quick == {}
+    stream = gpu.stream_new()
+    gpu.capture_begin(stream)
+    gpu.graph_launch(gpu.capture_end(stream), stream)
+    assert log("cuGraphLaunch")
 
 
 # --- kernels ---

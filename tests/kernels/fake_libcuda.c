@@ -12,21 +12,32 @@ machine:
     FAKE_CUDA_ARCHS=90,80                    the devices, by compute capability
     FAKE_CUDA_MEMORY=1048576                 bytes of each device, and of pinned memory
     FAKE_CUDA_PEERS=1                        devices can read each other's memory
+    FAKE_CUDA_BUSY=1                         queries say that work is not done
+    FAKE_CUDA_TIME=1000                      microseconds that each call takes
+    FAKE_CUDA_HIDE=cuStreamQuery             the driver does not hand out this call
 
-With -DOLD it is a driver from before CUDA 12, which lacks cuGetProcAddress_v2. */
+With -DOLD it is a driver from before CUDA 12, which lacks cuGetProcAddress_v2. With -DIDLE it does
+nothing and logs nothing, for benchmarks of the host: any image and any kernel is right. */
 
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
     PEER_ACCESS_ALREADY_ENABLED = 704, PEER_ACCESS_NOT_ENABLED = 705, CAPTURE_UNSUPPORTED = 900,
 };
 enum { RELAXED = 2, MAX_DEVICES = 4, MAX_NODES = 64, DEFAULT_SHARED = 48 << 10, HEADER = 64 };
+
+#ifdef IDLE
+#define MEMORY (1ll << 40)
+#else
+#define MEMORY (1 << 20)
+#endif
 
 typedef int Result;
 typedef uint64_t Pointer;
@@ -52,7 +63,14 @@ const char *fake_log(void) { return log_text; }
 void fake_log_clear(void) { log_text[log_size = 0] = 0; }
 int fake_refs(int device) { return contexts[device].retained; }
 
+#ifdef IDLE
+static const int idle = 1;
+#else
+static const int idle = 0;
+#endif
+
 static void say(const char *format, ...) {
+    if (idle) return;
     va_list args;
     va_start(args, format);
     log_size += vsnprintf(log_text + log_size, sizeof log_text - log_size, format, args);
@@ -61,12 +79,13 @@ static void say(const char *format, ...) {
 }
 
 static long setting(const char *name, long fallback) {
-    const char *text = getenv(name);
+    const char *text = idle ? NULL : getenv(name);
     return text && *text ? atol(text) : fallback;
 }
 
 /* The error that the test requests from a call. */
 static Result wanted_error(const char *name) {
+    if (idle) return SUCCESS;
     const char *at = getenv("FAKE_CUDA_FAIL");
     size_t n = strlen(name);
     for (; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
@@ -87,6 +106,7 @@ static int arch(int device) {
     do { \
         say(#name __VA_ARGS__); \
         say("\n"); \
+        usleep(setting("FAKE_CUDA_TIME", 0)); \
         EXPECT(!wanted_error(#name), wanted_error(#name)); \
         EXPECT(initialized || !strcmp(#name, "cuInit"), NOT_INITIALIZED); \
     } while (0)
@@ -138,7 +158,7 @@ Result cuDeviceGetPCIBusId(char *id, int length, int device) {
 
 Result cuDeviceTotalMem(size_t *bytes, int device) {
     CALL(cuDeviceTotalMem, " %d", device);
-    *bytes = setting("FAKE_CUDA_MEMORY", 1 << 20);
+    *bytes = setting("FAKE_CUDA_MEMORY", MEMORY);
     return SUCCESS;
 }
 
@@ -191,7 +211,7 @@ Result cuCtxEnablePeerAccess(Context *peer, unsigned flags) {
 /* --- memory: a header with the size precedes each allocation --- */
 
 static void *piece_new(size_t size, size_t *used) {
-    char *piece = *used + size > (size_t)setting("FAKE_CUDA_MEMORY", 1 << 20)
+    char *piece = *used + size > (size_t)setting("FAKE_CUDA_MEMORY", MEMORY)
                       ? NULL : aligned_alloc(HEADER, HEADER + (size + HEADER - 1) / HEADER * HEADER);
     if (!piece) return NULL;
     *(size_t *)piece = size;
@@ -208,7 +228,7 @@ static void piece_free(void *memory, size_t *used) {
 Result cuMemGetInfo(size_t *free_bytes, size_t *total) {
     CALL(cuMemGetInfo);
     EXPECT(current, INVALID_CONTEXT);
-    *total = setting("FAKE_CUDA_MEMORY", 1 << 20);
+    *total = setting("FAKE_CUDA_MEMORY", MEMORY);
     *free_bytes = *total - current->used;
     return SUCCESS;
 }
@@ -246,6 +266,7 @@ Result cuMemFreeHost(void *memory) {
 /* --- work --- */
 
 static void run(const Node *node) {
+    if (idle) return;
     if (node->what == 'c') memmove((void *)node->to, (void *)node->from, node->size);
     if (node->what == 's') memset((void *)node->to, (int)node->from, node->size);
     for (int64_t i = 0; node->what == 'k' && i < node->words[1]; i++)
@@ -255,7 +276,7 @@ static void run(const Node *node) {
 static Result give(Stream *stream, Node node) {
     EXPECT(stream, INVALID_HANDLE);
     IN_CONTEXT(stream->context);
-    if (!stream->captured) return run(&node), SUCCESS;
+    if (idle || !stream->captured) return run(&node), SUCCESS;
     EXPECT(stream->captured->n < MAX_NODES, INVALID_VALUE);
     stream->captured->nodes[stream->captured->n++] = node;
     return SUCCESS;
@@ -323,6 +344,12 @@ Result cuStreamSynchronize(Stream *stream) {
     return SUCCESS;
 }
 
+Result cuStreamQuery(Stream *stream) {
+    CALL(cuStreamQuery);
+    EXPECT(!stream->captured, CAPTURE_UNSUPPORTED);
+    return setting("FAKE_CUDA_BUSY", !idle) ? NOT_READY : SUCCESS;
+}
+
 Result cuEventCreate(Event **event, unsigned flags) {
     CALL(cuEventCreate, " %u", flags);
     EXPECT(current, INVALID_CONTEXT);
@@ -343,6 +370,11 @@ Result cuEventRecord(Event *event, Stream *stream) {
     EXPECT(event->context == stream->context, INVALID_HANDLE);
     event->at = now += 1.5;
     return SUCCESS;
+}
+
+Result cuEventQuery(Event *event) {
+    CALL(cuEventQuery, " %g", event->at);
+    return setting("FAKE_CUDA_BUSY", !idle) ? NOT_READY : SUCCESS;
 }
 
 Result cuEventSynchronize(Event *event) {
@@ -367,7 +399,7 @@ Result cuEventElapsedTime(float *ms, Event *begin, Event *end) {
 Result cuModuleLoadData(Module **module, const void *image) {
     CALL(cuModuleLoadData, " %.20s", (const char *)image);
     EXPECT(current, INVALID_CONTEXT);
-    EXPECT(!strncmp(image, "IMAGE", 5), INVALID_IMAGE);
+    EXPECT(idle || !strncmp(image, "IMAGE", 5), INVALID_IMAGE);
     *module = calloc(2, sizeof **module);  /* itself and its kernel */
     (*module)[0] = (Module){current, 'm', "", 0};
     (*module)[1] = (Module){current, 'f', "add", DEFAULT_SHARED};
@@ -384,7 +416,7 @@ Result cuModuleUnload(Module *module) {
 Result cuModuleGetFunction(Module **function, Module *module, const char *name) {
     CALL(cuModuleGetFunction, " %s", name);
     EXPECT(module->what == 'm', INVALID_HANDLE);
-    EXPECT(!strcmp(name, "add"), NOT_FOUND);
+    EXPECT(idle || !strcmp(name, "add"), NOT_FOUND);
     *function = module + 1;
     return SUCCESS;
 }
@@ -463,7 +495,7 @@ Result cuGetExportTable(const void **table, const void *id) {
     F(cuEventRecord) F(cuEventSynchronize) F(cuStreamWaitEvent) F(cuEventElapsedTime) \
     F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuFuncSetAttribute) \
     F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphDestroy) \
-    F(cuGraphLaunch) F(cuGraphExecDestroy)
+    F(cuGraphLaunch) F(cuGraphExecDestroy) F(cuStreamQuery) F(cuEventQuery)
 
 /* Hands out every call; the versions that are asked for differ in names only. */
 Result cuGetProcAddress_v2(
@@ -475,6 +507,8 @@ Result cuGetProcAddress_v2(
     };
     (void)version, (void)flags, (void)status;
     *function = NULL;
+    const char *hidden = getenv("FAKE_CUDA_HIDE");
+    if (hidden && !strcmp(name, hidden)) return NOT_FOUND;
     if (!strcmp(name, "cuGraphInstantiateWithFlags")) name = "cuGraphInstantiate";
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (!strcmp(name, table[i].name)) *function = table[i].function;

@@ -88,8 +88,8 @@ def sources_of(node: Tensor) -> set[CudaSource]:
 
 
 # Bytes that kernels may spill, in stores and loads: sums over 128 elements of values, queries of
-# 256 and the unpacking of tiles need slightly more than 255 registers: 44 bytes with NVRTC 12.9, 112
-# with 13.5.
+# 256 and the unpacking of tiles need slightly more than 255 registers. NVRTC 12.9 spills 44 bytes,
+# 13.5 spills 112.
 MAY_SPILL: Final[Mapping[Key, int]] = {
     (source, OLDEST): 112 for source in sources_of(attention(LARGEST_HEAD, Q8_0))
 }
