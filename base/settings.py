@@ -113,6 +113,12 @@ CUDA_GIVES_LOCK = Switch(
     "1 lets other threads of Python run during every call of the CUDA driver, not only during those "
     "that wait.",
 )
+CUDA_READS_RESULTS = Switch(
+    "LAMELLA_CUDA_READS_RESULTS",
+    0,
+    "1 reads the results of a step from a GPU with copies, instead of letting a kernel write them to "
+    "the host.",
+)
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,

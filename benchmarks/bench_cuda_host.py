@@ -1,10 +1,12 @@
 """Host time of a decode step on a GPU, without the driver and the device.
 
-    scripts/bench cuda_host MODEL.gguf [--steps 2000] [--trials 5]
+    scripts/bench cuda_host MODEL.gguf [--steps 2000] [--trials 5] [--bindings] [--busy] [--whole]
 
 The model is placed on a GPU whose driver does nothing, so nothing is compiled, copied or computed.
-All Python work for a token is done, from the batch to the logits in host memory, with the input
-embedding on the CPU. Sampling and HTTP are not included. Needs no GPU. The last line is JSON.
+All Python work for a token is done, from the batch to the 64 largest logits in host memory (with
+--whole: to all logits), with the input embedding on the CPU. Sampling and HTTP are not included.
+With --bindings, the calls go through NVIDIA's bindings to a library that does nothing; with --busy,
+another thread of Python computes meanwhile. Needs no GPU. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -12,16 +14,23 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from lamella.alloc.buffer import Bytes
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda.bindings import CudaDriver
 from lamella.kernels.cuda.driver import GpuInfo
 from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaSource
@@ -31,7 +40,10 @@ from lamella.model.loader import load_model
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 
-MEMORY = 1 << 40  # reported bytes; most of the reserved addresses are never used
+DRIVER: Final = Path(__file__).parents[1] / "tests/kernels/fake_libcuda.c"
+IDLE_DRIVER: Final = "LAMELLA_TEST_IDLE_DRIVER"  # set in the process that has the driver
+N_TOP: Final = 64
+MEMORY: Final = 1 << 40  # reported bytes; most of the reserved addresses are never used
 
 
 class IdleGpu:
@@ -92,22 +104,33 @@ class IdleCompiler:
         return b"idle"
 
 
-def microseconds(path: str, n_steps: int, trials: int) -> list[float]:
-    """Return the time of a decode step of one sequence for each trial."""
-    devices = open_cuda(IdleDriver, IdleCompiler).devices()
+class Times(NamedTuple):
+    """Microseconds of a decode step of one sequence: those that pass, and those of this thread."""
+
+    wall: float
+    thread: float
+
+
+def microseconds(path: str, args: argparse.Namespace) -> list[Times]:
+    """Return the times of each trial."""
+    n_steps, trials = args.steps, args.trials
+    registry = open_cuda(CudaDriver if args.bindings else IdleDriver, IdleCompiler)
+    devices = registry.devices()
+    assert devices, registry.reason
     model = load_model(path, Placement(cpu=CpuDevice(), devices=tuple(devices)))
     n_ctx = (trials + 1) * n_steps
     with Context(model, ContextParams(n_ctx=n_ctx, n_ubatch=32)) as context:
         seq, pos, found = context.pool.new_sequence(), 0, []
         for _ in range(trials + 1):
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.thread_time()
             for _ in range(n_steps):
                 context.append(seq, 1)
                 batch = Batch()
-                batch.add([5], seq, pos, n_outputs=1)
-                context.decode(batch)
+                batch.add([5], seq, pos, n_outputs=1, n_top=0 if args.whole else N_TOP)
+                context.decode_rows(batch)
                 pos += 1
-            found.append(1e6 * (time.perf_counter() - begin) / n_steps)
+            passed = time.perf_counter() - begin, time.thread_time() - used
+            found.append(Times(*(1e6 * each / n_steps for each in passed)))
     model.free()
     return found[1:]  # without the warm-up
 
@@ -117,10 +140,39 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL.gguf")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--bindings", action="store_true", help="call through NVIDIA's bindings")
+    parser.add_argument("--busy", action="store_true", help="beside a busy thread of Python")
+    parser.add_argument("--whole", action="store_true", help="read all logits")
     args = parser.parse_args()
-    found = microseconds(args.model, args.steps, args.trials)
-    print(f"{statistics.median(found):.1f} us per step, median of {[round(us, 1) for us in found]}")
-    print(json.dumps({"us": found}))
+    if args.bindings and IDLE_DRIVER not in os.environ:
+        raise SystemExit(run_with_driver())
+    stop = threading.Event()
+    if args.busy:
+        threading.Thread(target=compute_until, args=(stop,)).start()
+    try:
+        found = microseconds(args.model, args)
+    finally:
+        stop.set()
+    times = {name: [getattr(one, name) for one in found] for name in Times._fields}
+    for name, us in times.items():
+        each = [round(one, 1) for one in us]
+        print(f"{statistics.median(us):.1f} us per step, {name} time, median of {each}")
+    print(json.dumps(times))
+
+
+def compute_until(stop: threading.Event) -> None:
+    while not stop.is_set():
+        pass
+
+
+def run_with_driver() -> int:
+    """Run this program again, with the driver of the tests that does nothing."""
+    with tempfile.TemporaryDirectory(prefix="lamella-idle-") as folder:
+        command = ["cc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-DIDLE", "-shared", "-fPIC", "-o"]
+        subprocess.run([*command, f"{folder}/libcuda.so.1", DRIVER], check=True)
+        variables = {**os.environ, "LD_LIBRARY_PATH": folder, IDLE_DRIVER: "1"}
+        variables["FAKE_CUDA_ARCHS"] = "90"  # one device
+        return subprocess.call([sys.executable, *sys.argv], env=variables)
 
 
 if __name__ == "__main__":

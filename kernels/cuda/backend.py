@@ -1,8 +1,8 @@
 """The backend of a CUDA device: one stream, on which plans run as CUDA graphs.
 
 A plan is captured once, when its addresses are known. It is launched as one graph, so the host does
-no work for each kernel. A kernel reports a bad index in a few words on the device. Every plan
-copies them to the host after its last kernel, and `synchronize` checks them.
+no work for each kernel. A kernel reports a bad index in a few words of the host's memory, and
+`synchronize` checks them.
 Tested by tests/kernels/test_cuda_backend.py.
 """
 
@@ -29,6 +29,7 @@ from .driver import Address, Gpu, GraphExec
 from .driver import Event as CudaHandle
 from .memory import CudaBuffer, PinnedBuffer
 from .plan import CudaPlan
+from .results import Results
 
 if TYPE_CHECKING:
     from .device import CudaDevice
@@ -53,13 +54,17 @@ class CudaEvent(Event):
 
 
 class CapturedPlan:
-    """A plan as a CUDA graph; `work` is its scratch memory."""
+    """A plan as a CUDA graph, with its results. `work` is its scratch memory."""
 
-    def __init__(self, plan: CudaPlan, gpu: Gpu, graph: GraphExec, work: Buffer | None) -> None:
+    def __init__(
+        self, plan: CudaPlan, gpu: Gpu, graph: GraphExec, work: Buffer | None, results: Results
+    ) -> None:
         self.plan = plan
         self.graph = graph
         self.work = work
+        results.show()
         weakref.finalize(self, gpu.graph_free, graph).atexit = False
+        weakref.finalize(self, results.hide).atexit = False
 
 
 class CudaBackend(Backend):
@@ -73,9 +78,8 @@ class CudaBackend(Backend):
         self._plans: weakref.WeakSet[CudaPlan] = weakref.WeakSet()
         self._in_flight: set[CapturedPlan] = set()  # keeps their memory and graphs alive
         self._freed = False
-        self._errors, pinned = (b.alloc_buffer(size) for b, size in device.backend_memory)
-        self._errors.usage = pinned.usage = Usage.WORK
-        self._errors.clear()
+        (pinned,) = (b.alloc_buffer(size) for b, size in device.backend_memory)
+        pinned.usage = Usage.WORK
         assert isinstance(pinned, PinnedBuffer)
         pinned.clear()
         self._pinned = pinned
@@ -96,22 +100,22 @@ class CudaBackend(Backend):
                 self.gpu.stream_synchronize(stream)
             self.gpu.stream_free(stream)
         self._in_flight.clear()
-        for buffer in (self._errors, self._pinned):
-            buffer.free()
+        self._pinned.free()
         super().free()
 
     # --- computing ---
 
     def graph_plan_create(self, graph: Graph) -> CapturedPlan:
-        plan = self._compile(graph)
+        results = Results.of(graph, self.device.pinned_type)
+        plan = self._compile(graph, results)
         try:
             self.gpu.capture_begin(self.stream)
-            self._launch(plan)
+            plan.launch(self.gpu, self.stream)
             captured = self.gpu.capture_end(self.stream)
         except BaseException:
             self._end_broken_capture()
             raise
-        return CapturedPlan(plan, self.gpu, captured, self.work)
+        return CapturedPlan(plan, self.gpu, captured, self.work, results)
 
     def _end_broken_capture(self) -> None:
         """End the capture after an error, so that the stream can be used again. Other errors that
@@ -136,7 +140,6 @@ class CudaBackend(Backend):
                     self.gpu.event_record(events[2 * i], self.stream)
                     plan.plan.launch_one(i, self.gpu, self.stream)
                     self.gpu.event_record(events[2 * i + 1], self.stream)
-                self._fetch_errors()
                 self.synchronize()
                 base = events[2 * first]
                 for i in range(first, end):
@@ -155,34 +158,26 @@ class CudaBackend(Backend):
                 self.gpu.event_free(event)
 
     def graph_compute(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            buffer = buffer_of(node)
+            if isinstance(buffer, CudaBuffer):
+                buffer.copies.pop(node, None)  # it will be older
         plan = self._compile(graph)
-        self._launch(plan)
+        plan.launch(self.gpu, self.stream)
         self.synchronize()  # then the plan's words and memory are no longer needed
 
-    def _compile(self, graph: Graph) -> CudaPlan:
+    def _compile(self, graph: Graph, results: Results | None = None) -> CudaPlan:
         plan = CudaPlan(
             graph,
             self._address_of,
             self.device.library,
             lambda size: self.workspace(size).address,
-            self._errors_at,
+            self._pinned.address,  # the report
             CALLS,
+            results,
         )
         self._plans.add(plan)
         return plan
-
-    def _launch(self, plan: CudaPlan) -> None:
-        plan.launch(self.gpu, self.stream)
-        self._fetch_errors()
-
-    def _fetch_errors(self) -> None:
-        at = self._pinned.memory.ctypes.data
-        self.gpu.read_async(at, self._errors_at, ERROR_BYTES, self.stream)
-
-    @property
-    def _errors_at(self) -> Address:
-        assert isinstance(self._errors, CudaBuffer)
-        return self._errors.address
 
     def _address_of(self, node: Tensor, tensor: Tensor) -> Address:
         buffer = buffer_of(tensor)
@@ -202,7 +197,6 @@ class CudaBackend(Backend):
         call, value, limit, _ = self._reported
         if call:
             error = self._error_of(int(call), int(value), int(limit))
-            self._errors.clear()
             self._reported[:] = 0
             raise error
 

@@ -14,7 +14,7 @@ from ...graph.op import Op
 from ...graph.tensor import Tensor
 from ...sched.backend import Caps, CompileProgress, Device, DeviceReport, DeviceType, KeepAlive
 from ..compute import address_of
-from .backend import ERROR_BYTES, STAGED_BYTES, STAGING, CudaBackend, CudaEvent
+from .backend import STAGED_BYTES, STAGING, CudaBackend, CudaEvent
 from .driver import Compiler, Gpu
 from .kernel_set import KERNELS
 from .library import Library
@@ -48,7 +48,7 @@ class CudaDevice(Device):
         self.library = Library(gpu, compiler, self._report_progress)
         self._buffer_type = CudaBufferType(self.name, gpu)
         self._host_buffer_type = PinnedBufferType("CUDA_Host", gpu)
-        self._staging = PinnedBufferType(f"{self.name}_Host", gpu)
+        self.pinned_type = PinnedBufferType(f"{self.name}_Host", gpu)
 
     def memory(self) -> tuple[int, int]:
         return self.gpu.memory()
@@ -97,7 +97,7 @@ class CudaDevice(Device):
 
     @property
     def backend_memory(self) -> Sequence[tuple[BufferType, int]]:
-        return ((self._buffer_type, ERROR_BYTES), (self._staging, STAGING + STAGED_BYTES))
+        return ((self.pinned_type, STAGING + STAGED_BYTES),)
 
     def event_new(self) -> CudaEvent:
         return CudaEvent(self.gpu)

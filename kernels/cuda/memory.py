@@ -10,7 +10,7 @@ import ctypes
 
 import numpy as np
 
-from ...alloc.buffer import BufferType, Bytes, buffer_of
+from ...alloc.buffer import BufferType, Bytes, Data, buffer_of
 from ...alloc.host import HostBuffer
 from ...base.errors import OutOfMemoryError
 from ...graph.tensor import Tensor
@@ -36,13 +36,18 @@ class CudaBufferType(BufferType):
 
 
 class CudaBuffer(DeviceBuffer):
-    """One allocation of a device, at `address`."""
+    """One allocation of a device, at `address`.
+
+    `copies` has copies of tensors in pinned memory of the host, which are as new as the tensors:
+    see `results.py`.
+    """
 
     buft: CudaBufferType
 
     def __init__(self, buft: CudaBufferType, size: int, address: Address) -> None:
         super().__init__(buft, size)
         self._address = address
+        self.copies: dict[Tensor, Bytes] = {}
 
     @property
     def address(self) -> Address:
@@ -51,6 +56,31 @@ class CudaBuffer(DeviceBuffer):
     @property
     def gpu(self) -> Gpu:
         return self.buft.gpu
+
+    def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
+        if tensor not in self.copies:
+            return super().get_tensor(tensor, offset, size)
+        out = np.empty(tensor.nbytes - offset if size is None else size, np.uint8)
+        self.read_tensor(tensor, out, offset)
+        return out
+
+    def read_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
+        copy = self.copies.get(tensor)
+        if copy is None:
+            super().read_tensor(tensor, out, offset)
+        else:
+            self._locate(tensor, offset, out.size)
+            out[:] = copy[offset : offset + out.size]
+
+    def set_tensor(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
+        self.copies.pop(tensor, None)
+        super().set_tensor(tensor, data, offset)
+
+    def memset_tensor(
+        self, tensor: Tensor, value: int, offset: int = 0, size: int | None = None
+    ) -> None:
+        self.copies.pop(tensor, None)
+        super().memset_tensor(tensor, value, offset, size)
 
     def _write(self, offset: int, data: Bytes) -> None:
         if data.size:
@@ -73,6 +103,7 @@ class CudaBuffer(DeviceBuffer):
         source = buffer_of(src)
         if not isinstance(source, HostBuffer):
             return False
+        self.copies.pop(dst, None)
         self._write(dst.offset, source.memory[src.offset : src.offset + src.nbytes])
         return True
 

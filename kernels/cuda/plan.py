@@ -17,6 +17,7 @@ import numpy as np
 
 from ...base.errors import BackendError
 from ...base.settings import NO_MERGE
+from ...graph.cost import Cost
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ..plan.params import Words, write_params
@@ -26,6 +27,7 @@ from .driver import Address, Function, Gpu, Stream
 from .kernel_set import KERNELS
 from .library import Library
 from .params import CALL, ERROR, MAX_PARTS, N_BLOCKS, N_WORDS, SCRATCH
+from .results import TO_HOST, Results, to_host
 from .table import CudaCall, Dim3
 
 ALIGNMENT = 256  # alignment of scratch memory; kernels need 16 bytes
@@ -49,8 +51,9 @@ class Launch:
 class CudaPlan:
     """The launches that compute a graph's nodes, in order.
 
-    A kernel that finds a bad index writes three words at `error`: the number of its call, the index
-    and the limit. `numbers` gives the numbers of calls; plans with the same `error` share it.
+    The last launches copy `results`. A kernel that finds a bad index writes three words at `error`:
+    the number of its call, the index and the limit. `numbers` gives the numbers of calls; plans
+    with the same `error` share it.
     """
 
     def __init__(
@@ -61,8 +64,13 @@ class CudaPlan:
         workspace: Callable[[int], Address],
         error: Address,
         numbers: Iterator[int],
+        results: Results | None = None,
     ) -> None:
         steps = KERNELS.steps_of(graph, address_of)
+        copied = results.tensors if results else ()
+        self.n_steps = len(steps.steps)  # without the copies of results
+        for result in copied:
+            steps.add(result, to_host(result))
         self.steps = steps.steps
         self._all = graph.nodes
         library.load(step.call.kernel for step in self.steps)
@@ -78,6 +86,8 @@ class CudaPlan:
                 self._nodes[number] = step.node
                 write_params(part, step, address_of, slots)
                 part[SCRATCH], part[ERROR], part[CALL] = begin, error, number
+                if results and step.call.kernel == TO_HOST:
+                    part[0] = results.address_of(step.node)
                 part[N_BLOCKS] = step.call.grid[0]
             self.launches.append(_launch_of([step.call for step in group], words, library))
 
@@ -94,13 +104,18 @@ class CudaPlan:
     @cached_property
     def parts(self) -> list[Part]:
         """The part of the profile that each launch computes."""
-        steps = iter(parts_of(self._all, self.steps))
-        return [merged_part(list(islice(steps, one.n_steps))) for one in self.launches]
+        steps = self.steps[: self.n_steps]
+        parts = iter([*parts_of(self._all, steps), *map(_copy_part, self.steps[self.n_steps :])])
+        return [merged_part(list(islice(parts, one.n_steps))) for one in self.launches]
 
     def error_of(self, call: int, value: int, limit: int) -> BackendError | None:
         """The error that a call reported; None if the call is not one of this plan."""
         node = self._nodes.get(call)
         return None if node is None else index_error(node, value, limit)
+
+
+def _copy_part(step: Step[CudaCall]) -> Part:
+    return Part("results", step.call.kernel.name, (step.node,), fixed=Cost(step.node.nbytes))
 
 
 def groups_of(steps: Steps) -> Iterator[Steps]:

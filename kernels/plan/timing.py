@@ -80,10 +80,16 @@ def merged_part(parts: Sequence[Part]) -> Part:
     """The part of one call that computes several parts."""
     if len(parts) == 1:
         return parts[0]
-    assert all(part.fixed is None for part in parts), "a part of several calls was merged"
+    fixed = [part.fixed for part in parts if part.fixed is not None]
+    assert len(fixed) in (0, len(parts)), "a part of several calls was merged"
     kind = ", ".join(dict.fromkeys(part.kind for part in parts))
     nodes = tuple(node for part in parts for node in part.nodes)
-    return Part(kind, parts[0].kernel, nodes, tuple(t for part in parts for t in part.kept))
+    kept = tuple(t for part in parts for t in part.kept)
+    return Part(kind, parts[0].kernel, nodes, kept, _sum(fixed) if fixed else None)
+
+
+def _sum(costs: Sequence[Cost]) -> Cost:
+    return Cost(*map(sum, zip(*costs, strict=True)))
 
 
 def chains_of(

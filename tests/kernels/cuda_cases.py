@@ -24,6 +24,7 @@ from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.kernel_set import KERNELS
+from lamella.kernels.cuda.results import to_host
 from lamella.kernels.cuda.table import FUSERS, OPS, CudaCall, CudaKernel
 from lamella.kernels.plan.kernel_set import KernelSet
 from lamella.kernels.plan.op_table import OpTable
@@ -193,6 +194,7 @@ def kernels_in_use() -> dict[CudaKernel, str]:
         calls += ((name, c) for fuse in (False, True) for c in graph_calls(graph, fuse))
     for node in filter(cuda_run.supports, large_nodes()):
         calls += ((repr(node), c) for c in calls_of(node))
+    calls.append(("results", to_host(Tensor(GGMLType.F32, (1,)))))
     for name, call in calls:
         found.setdefault(call.kernel, name)
     return found

@@ -264,13 +264,17 @@ def test_a_plan_s_memory_lives_until_it_has_run(backends: list[CudaBackend]) -> 
     assert (values(y) == 6).all() and (values(z) == 9).all()
 
 
-def test_out_of_memory_frees_a_half_opened_backend(driver: GridDriver) -> None:
+def test_out_of_memory_frees_a_half_opened_backend(
+    driver: GridDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(size: int) -> int:
+        raise OutOfMemoryError("pinned memory", size, 0)
+
     device, gpu = open_cuda(lambda: driver, GridCompiler).devices()[0], driver.grid_gpus[0]
-    kept = device.buffer_type.alloc_buffer(2**20)
+    monkeypatch.setattr(gpu, "alloc_host", full)
     with pytest.raises(OutOfMemoryError):
         device.init_backend()
     assert gpu.live["streams"] == 0
-    kept.free()
 
 
 def test_weights_copied_ahead_run_beside_the_work_and_are_waited_for(

@@ -207,7 +207,8 @@ def test_preparing_a_source_is_a_separate_call(make: Make) -> None:
     assert first.nodes == (a,)
     assert first.cost.n_read == x.nbytes
     assert first.cost.n_written > 0
-    assert [call.kind for call in products] == ["MUL_MAT", "MUL_MAT"]
+    kinds = [call.kind for call in products if call.kind != "results"]  # copies to the host
+    assert kinds == ["MUL_MAT", "MUL_MAT"]
 
 
 @on_each
