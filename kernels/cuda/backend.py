@@ -54,7 +54,7 @@ class CudaEvent(Event):
 
 
 class CapturedPlan:
-    """A plan as a CUDA graph, with its results. `work` is its scratch memory."""
+    """A plan as a CUDA graph, and its results. `work` is its scratch memory."""
 
     def __init__(
         self, plan: CudaPlan, gpu: Gpu, graph: GraphExec, work: Buffer | None, results: Results
@@ -62,9 +62,8 @@ class CapturedPlan:
         self.plan = plan
         self.graph = graph
         self.work = work
-        results.show()
+        self.results = results
         weakref.finalize(self, gpu.graph_free, graph).atexit = False
-        weakref.finalize(self, results.hide).atexit = False
 
 
 class CudaBackend(Backend):
@@ -84,6 +83,8 @@ class CudaBackend(Backend):
         pinned.clear()
         self._pinned = pinned
         self._reported = pinned.memory[:ERROR_BYTES].view(np.int64)  # kernels write it
+        self._results = pinned.memory[STAGING + STAGED_BYTES :]  # kernels write it, too
+        self._shown: Results | None = None
         self._staged = 0  # bytes of inputs in flight, from STAGING on
         # last, because the allocations before may fail
         self.stream = self.gpu.stream_new()
@@ -95,6 +96,7 @@ class CudaBackend(Backend):
         if self._freed:
             return
         self._freed = True
+        self._show(None)
         for stream in (self._ahead, self.stream):
             with suppress(BackendError):  # if the device has failed, free the rest anyway
                 self.gpu.stream_synchronize(stream)
@@ -106,7 +108,7 @@ class CudaBackend(Backend):
     # --- computing ---
 
     def graph_plan_create(self, graph: Graph) -> CapturedPlan:
-        results = Results.of(graph, self.device.pinned_type)
+        results = Results(graph, self._results)
         plan = self._compile(graph, results)
         try:
             self.gpu.capture_begin(self.stream)
@@ -125,12 +127,23 @@ class CudaBackend(Backend):
 
     def graph_plan_compute(self, plan: CapturedPlan) -> None:
         self._in_flight.add(plan)
+        self._show(plan.results)
         self.gpu.graph_launch(plan.graph, self.stream)
+
+    def _show(self, results: Results | None) -> None:
+        """Let reads take these results where the host has them, and no others."""
+        if self._shown is not results:
+            if self._shown is not None:
+                self._shown.hide()
+            if results is not None:
+                results.show()
+            self._shown = results
 
     def graph_plan_profile(self, plan: CapturedPlan) -> Sequence[CallTime]:
         """Launch kernels one by one, with an event before and after each. The time of a short
         kernel includes its wait for the host."""
         timing = Timing(plan.plan.parts)
+        self._show(None)
         with self._timed_events(2 * len(plan.plan.launches)) as events:
             self.synchronize()  # inputs have arrived, and earlier work is not measured
             for first, end in timing.runs():
@@ -158,10 +171,7 @@ class CudaBackend(Backend):
                 self.gpu.event_free(event)
 
     def graph_compute(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            buffer = buffer_of(node)
-            if isinstance(buffer, CudaBuffer):
-                buffer.copies.pop(node, None)  # it will be older
+        self._show(None)
         plan = self._compile(graph)
         plan.launch(self.gpu, self.stream)
         self.synchronize()  # then the plan's words and memory are no longer needed

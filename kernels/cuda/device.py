@@ -20,6 +20,7 @@ from .kernel_set import KERNELS
 from .library import Library
 from .memory import CudaBufferType, PinnedBufferType
 from .plan import work_size
+from .results import RESULT_BYTES
 
 MIN_OFFLOADED: Final = 32  # tokens from which on copying an op's weights is worth it (ggml-cuda.cu)
 DRIVER_MARGIN: Final = 128 << 20  # for kernels and graphs; an H100's driver took 35 MiB
@@ -48,7 +49,7 @@ class CudaDevice(Device):
         self.library = Library(gpu, compiler, self._report_progress)
         self._buffer_type = CudaBufferType(self.name, gpu)
         self._host_buffer_type = PinnedBufferType("CUDA_Host", gpu)
-        self.pinned_type = PinnedBufferType(f"{self.name}_Host", gpu)
+        self._staging = PinnedBufferType(f"{self.name}_Host", gpu)
 
     def memory(self) -> tuple[int, int]:
         return self.gpu.memory()
@@ -97,7 +98,7 @@ class CudaDevice(Device):
 
     @property
     def backend_memory(self) -> Sequence[tuple[BufferType, int]]:
-        return ((self.pinned_type, STAGING + STAGED_BYTES),)
+        return ((self._staging, STAGING + STAGED_BYTES + RESULT_BYTES),)
 
     def event_new(self) -> CudaEvent:
         return CudaEvent(self.gpu)

@@ -1,25 +1,24 @@
 """Results of a plan in pinned memory of the host, so that reading them takes no call of the driver.
 
 The plan's last kernel copies its outputs there (src/to_host.cu): without it, each output would be a
-copy and a wait. The device's memory keeps them, too. A large output that other nodes read, such as
-logits with their largest, stays on the device only. Tested by tests/kernels/test_cuda_results.py.
+copy and a wait. All plans of a backend share this memory. The device's memory has the results, too:
+those of an earlier plan are read there. A large output that other nodes read, such as logits with
+their largest, stays on the device only. Tested by tests/kernels/test_cuda_results.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from ...alloc.buffer import BufferType, Bytes, Usage, buffer_of
-from ...base.errors import OutOfMemoryError
+from ...alloc.buffer import Bytes, buffer_of
 from ...base.settings import CUDA_READS_RESULTS
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS
 from ...graph.tensor import OUTPUT, Tensor
 from ...graph.types import GGMLType
 from .driver import Address
-from .memory import CudaBuffer, PinnedBuffer
+from .memory import CudaBuffer
 from .table import CudaCall, CudaKernel, CudaSource
 
 TO_HOST: Final = CudaKernel(CudaSource.of("to_host.cu"), "to_host", merges=True)
@@ -28,64 +27,40 @@ MAX_BLOCKS: Final = 64
 WORD: Final = 4
 TYPES: Final = (GGMLType.F32, GGMLType.I32)
 ALIGNMENT: Final = 128
-MOST: Final = 1 << 20  # bytes of all results of a plan
+RESULT_BYTES: Final = 1 << 20  # of all results of a plan
 FEW: Final = 64 << 10  # bytes of a result that other nodes read
 
 
 class Results:
-    """The results of one plan: `tensors`, and their copies."""
+    """The results of one plan: `tensors`, and their places in `memory`, which is pinned."""
 
-    def __init__(self, tensors: Sequence[Tensor] = (), pinned: PinnedBuffer | None = None) -> None:
-        self.tensors = tensors
-        self._pinned = pinned
-        begins = list(accumulate(map(_room, tensors), initial=0))
-        self._begins = dict(zip(tensors, begins, strict=False))
-
-    @classmethod
-    def of(cls, graph: Graph, buft: BufferType) -> Results:
-        """The results of a graph, with memory of type `buft`; none if there is too little."""
-        tensors = [] if CUDA_READS_RESULTS() else results_of(graph)
-        if not tensors:
-            return cls()
-        try:
-            pinned = buft.alloc_buffer(sum(map(_room, tensors)))
-        except OutOfMemoryError:
-            return cls()
-        assert isinstance(pinned, PinnedBuffer)
-        pinned.usage = Usage.WORK
-        return cls(tensors, pinned)
-
-    def calls(self) -> list[tuple[Tensor, CudaCall]]:
-        """The calls that copy the results, each with its node."""
-        return [(t, to_host(t)) for t in self.tensors]
+    def __init__(self, graph: Graph, memory: Bytes) -> None:
+        self.tensors = [] if CUDA_READS_RESULTS() else results_of(graph)
+        begins = accumulate(map(_room, self.tensors), initial=0)
+        self._copies = {
+            t: memory[begin : begin + t.nbytes]
+            for t, begin in zip(self.tensors, begins, strict=False)
+        }
 
     def address_of(self, tensor: Tensor) -> Address:
         """The address of a result's copy."""
-        assert self._pinned is not None
-        return self._pinned.address + self._begins[tensor]
+        return int(self._copies[tensor].ctypes.data)
 
     def show(self) -> None:
-        """Let reads of the results take the copies. The plan must have been captured."""
-        for tensor in self.tensors:
-            _buffer(tensor).copies[tensor] = self._copy(tensor)
+        """Let reads of the results take the copies. The plan's next launch writes them."""
+        for tensor, copy in self._copies.items():
+            _buffer(tensor).copies[tensor] = copy
 
     def hide(self) -> None:
-        """Let reads take the device's memory again, unless another plan has copies by now."""
+        """Let reads take the device's memory: another plan will write the copies."""
         for tensor in self.tensors:
-            copies = _buffer(tensor).copies
-            if tensor in copies and copies[tensor].ctypes.data == self.address_of(tensor):
-                del copies[tensor]
-
-    def _copy(self, tensor: Tensor) -> Bytes:
-        assert self._pinned is not None
-        begin = self._begins[tensor]
-        return self._pinned.memory[begin : begin + tensor.nbytes]
+            _buffer(tensor).copies.pop(tensor, None)
 
 
 def results_of(graph: Graph) -> list[Tensor]:
     """The nodes whose copies the host will read."""
     read = {src.root for node in graph.nodes if node.op not in VIEW_OPS for src in node.src}
-    found, left = list[Tensor](), MOST
+    found, left = list[Tensor](), RESULT_BYTES
     for node in graph.nodes:
         if not node.flags & OUTPUT or node.root is not node or node.type not in TYPES:
             continue

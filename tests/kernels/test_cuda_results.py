@@ -12,13 +12,13 @@ from cuda_grid import GridCompiler, GridDriver, needs_compiler
 
 from lamella.alloc import HostBufferType, alloc_tensors, tensor_get, tensor_set
 from lamella.alloc.buffer import buffer_of, tensor_copy, tensor_read
-from lamella.base.errors import OutOfMemoryError, TensorAccessError
+from lamella.base.errors import TensorAccessError
 from lamella.base.settings import CUDA_READS_RESULTS, NO_MERGE
 from lamella.graph import GGMLType, Graph, Tensor, ops
 from lamella.kernels.cuda.backend import CapturedPlan, CudaBackend
 from lamella.kernels.cuda.memory import CudaBuffer
 from lamella.kernels.cuda.registry import open_cuda
-from lamella.kernels.cuda.results import FEW, MOST, results_of
+from lamella.kernels.cuda.results import FEW, RESULT_BYTES, results_of
 
 F32 = GGMLType.F32
 N = 40
@@ -140,32 +140,30 @@ def test_what_is_written_later_is_read(backend: CudaBackend, what: str) -> None:
     assert double.values == [4, 4 * N]
 
 
-def test_two_plans_of_one_graph(backend: CudaBackend) -> None:
-    double = Doubled(backend)
-    first = double.plan
-    double.plan = backend.graph_plan_create(double.graph)
-    del first  # its copies are not those that are read
-    gc.collect()
-    double.run(7)
-    assert double.values == [14, 14 * N]
-    assert isinstance(buffer := buffer_of(double.y), CudaBuffer)
-    assert len(buffer.copies) == 2
-    del double.plan
-    gc.collect()
-    assert not buffer.copies
-
-
-def test_without_pinned_memory_results_are_read_from_the_device(
+def test_two_plans_share_the_memory(
     backend: CudaBackend, driver: GridDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(size: int) -> int:
-        raise OutOfMemoryError("pinned memory", size, 0)
-
     reads = count_reads(driver, monkeypatch)
-    monkeypatch.setattr(driver.grid_gpus[0], "alloc_host", full)
+    first, second = Doubled(backend), Doubled(backend)
+    for value in (1.0, 2.0):
+        first.run(value)
+        assert first.values == [2 * value, 2 * value * N] and not reads
+        second.run(value + 1)
+        assert second.values == [2 * value + 2, (2 * value + 2) * N] and not reads
+        assert first.values == [2 * value, 2 * value * N]  # from the device
+        assert len(reads) == 2
+        reads.clear()
+
+
+def test_the_memory_of_a_plan_that_is_gone(backend: CudaBackend) -> None:
     double = Doubled(backend)
-    double.run(1)
-    assert double.values == [2, 2 * N] and len(reads) == 2
+    double.run(7)
+    del double.plan
+    gc.collect()
+    assert double.values == [14, 14 * N]
+    backend.free()
+    assert isinstance(buffer := buffer_of(double.y), CudaBuffer)
+    assert not buffer.copies and double.values == [14, 14 * N]
 
 
 def test_a_profile_shows_the_copies(backend: CudaBackend) -> None:
@@ -188,7 +186,7 @@ def test_which_results_are_copied() -> None:
     view = ops.reshape(last, (1, n)).set_output()
     inner = ops.add(x, x)
     assert results_of(Graph(last, view, ops.add(inner, inner))) == [last]
-    large = Tensor(F32, (MOST // 8, 1))
+    large = Tensor(F32, (RESULT_BYTES // 8, 1))
     many = [ops.add(large, large).set_output() for _ in range(3)]
     assert results_of(Graph(*many)) == many[:2]
     half = Tensor(GGMLType.F16, (8, 1))
