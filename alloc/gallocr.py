@@ -37,6 +37,7 @@ class GraphAllocator:
         self._first = [self.bufts.index(b) for b in self.bufts]
         self.buffers: list[list[Buffer]] = [[] for _ in bufts]
         self.generations = [0] * len(bufts)
+        self.n_moves = 0  # the sum of the generations
         self.layout: Layout | None = None
 
     def reserve(
@@ -164,6 +165,7 @@ class GraphAllocator:
         chunks = self.buffers[buffer_id]
         if chunks:
             self.generations[buffer_id] += 1
+            self.n_moves += 1
         for buffer in chunks:
             buffer.free()
         chunks.clear()

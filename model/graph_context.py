@@ -224,8 +224,9 @@ class GraphContext(ABC):
             scheduler.poison()
         scheduler.wait_inputs(graph.scheduled)
         set_inputs()
-        scheduler.graph_compute_async(graph.scheduled, write_late)
-        if wait or self.no_pipeline:
+        wait = wait or bool(self.no_pipeline)
+        scheduler.graph_compute_async(graph.scheduled, write_late, release_inputs=not wait)
+        if wait:
             self.synchronize()
         else:
             self._copy, self.in_flight = (self._copy + 1) % scheduler.n_copies, True

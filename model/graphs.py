@@ -149,7 +149,11 @@ class DecodeGraph(StepGraph):
             if run.n_outputs:
                 all_out += range(len(all_tokens) - run.n_outputs, len(all_tokens))
         n, n_outputs = ubatch.n_tokens, ubatch.n_outputs
-        tokens[:n], pos[:n], seq[:n], out_ids[:n_outputs] = all_tokens, all_pos, all_rows, all_out
+        if n == 1:  # single elements are faster than slices
+            tokens[0], pos[0], seq[0] = all_tokens[0], all_pos[0], all_rows[0]
+        else:
+            tokens[:n], pos[:n], seq[:n] = all_tokens, all_pos, all_rows
+        out_ids[:n_outputs] = all_out
         out_ids[n_outputs:] = 0
         if n < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
@@ -223,6 +227,9 @@ class _GroupArrays(NamedTuple):
             else:
                 all_cells += pages.cells(run.pos, run.pos + n).tolist()
         n = ubatch.n_tokens
+        if n == 1 == len(cells) and window is None:
+            cells[0], begin[0], end[0] = all_cells[0], 0, ubatch.runs[0].pos + 1
+            return
         cells[:n] = all_cells
         cells[n:] = 0
         np.add(pos[:n], 1, out=end[:n])

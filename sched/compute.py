@@ -1,7 +1,9 @@
 """Running a scheduled graph: copies, waits, splits in order (ggml_backend_sched_compute_splits).
 
 `hazards` orders all work that shares memory. When `compute_async` returns, the graph's inputs have
-been copied or read, and the user may write them again. Tested by tests/sched/test_waits.py.
+been copied or read, and the user may write them again. A graph that starts with nothing in flight
+makes the same calls each time: they are recorded once, and then repeated. Tested by
+tests/sched/test_waits.py and test_recorded.py.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from ..alloc.layout import Layout
 from ..base.errors import BackendError, LamellaError
 from ..graph.tensor import Tensor
 from .backend import Backend, Event
-from .hazards import Hazards
+from .hazards import Hazards, Recorder
 from .profile import Profiler, SplitRunner, TimedSplitRunner, UsedExperts
-from .scheduled import ScheduledGraph, ScheduledSplit, Transfer
+from .scheduled import Recorded, ScheduledGraph, ScheduledSplit, Transfer
 from .split import Split
 
 EvalCallback = Callable[[Tensor, bool], bool]
@@ -37,7 +39,9 @@ class Executor:
     def __init__(self, backends: list[Backend], n_copies: int) -> None:
         self.backends = backends
         self.n_copies = n_copies
-        self.hazards = Hazards(backends)
+        self._recorder = Recorder()
+        self.hazards = Hazards(backends, self._recorder)
+        self._write_late: WriteLate | None = None
         self.eval_callback: EvalCallback | None = None
         self.profiler: Profiler | None = None
         # with several copies: the last use of each copy index on each backend
@@ -50,19 +54,42 @@ class Executor:
         # memory
         self._is_mixed = False
 
-    def compute_async(self, graph: ScheduledGraph, write_late: WriteLate | None = None) -> None:
+    def compute_async(
+        self,
+        graph: ScheduledGraph,
+        write_late: WriteLate | None = None,
+        *,
+        release_inputs: bool = True,
+    ) -> None:
         """Start all splits in order; asynchronous backends may still be working on return.
 
-        `write_late`: see `Scheduler.graph_compute_async`.
+        `write_late`: see `Scheduler.graph_compute_async`. Without `release_inputs`, the caller must
+        synchronize before the inputs are written.
 
         Raises:
             BackendError: a device failed; no work is in flight any more.
         """
+        key = write_late is not None, release_inputs
+        alone = self._in_flight is None and self.hazards.is_idle
+        alone = alone and self.profiler is None and self.eval_callback is None
+        self._write_late = write_late
         try:
+            if alone and (recorded := graph.recorded.get(key)) is not None:
+                self._in_flight = graph.layout
+                for call in recorded.calls:
+                    call()
+                self.hazards.adopt(recorded.state)
+                return
+            if alone:
+                self._recorder.begin()
             self._enter(graph)
-            self._compute(graph, write_late)
-            self._release_inputs(graph)
+            self._compute(graph)
+            if release_inputs:
+                self._release_inputs(graph)
+            if (calls := self._recorder.end()) is not None:
+                graph.recorded[key] = Recorded(calls, self.hazards.state())
         except BaseException:
+            self._recorder.end()
             self._drain()
             raise
 
@@ -103,32 +130,37 @@ class Executor:
         self._is_mixed |= self._in_flight not in (None, graph.layout)
         self._in_flight = graph.layout
 
-    def _compute(self, graph: ScheduledGraph, write_late: WriteLate | None) -> None:
+    def _compute(self, graph: ScheduledGraph) -> None:
+        late, call = self._write_late is not None, self._recorder.call
         runner = self._runner(graph)
         previous: Backend | None = None
         used_experts: UsedExperts = {}
         for run in graph.runs:
             backend = run.split.backend
-            if run.reads_late and write_late is not None:
-                write_late()
-                write_late = None
+            if run.reads_late and late:
+                call(self._call_write_late)
+                late = False
             for transfer in run.transfers:
                 runner.transfer(transfer, run, graph.copy_index, used_experts)
             if previous is not None and not run.transfers:
                 self.hazards.wait_for(backend, previous)
             self.hazards.wait(backend, run.buffers)
             if run.waits_ahead:
-                backend.wait_copies_ahead()  # before starting the copies for the next split
+                call(backend.wait_copies_ahead)  # before starting the copies for the next split
             for transfer in run.ahead:
                 runner.copy_ahead(transfer, run)
             go_on = runner.run_split(run.split)
             self.hazards.used(backend, run.buffers)
             event = self._copy_events[backend][graph.copy_index]
             if event is not None:
-                backend.event_record(event)
+                call(backend.event_record, event)
             if not go_on:
                 return
             previous = backend
+
+    def _call_write_late(self) -> None:
+        assert self._write_late is not None
+        self._write_late()
 
     def _runner(self, graph: ScheduledGraph) -> SplitRunner:
         """This executor, or a wrapper that times it for the profiler."""
@@ -146,7 +178,7 @@ class Executor:
         for backend in {run.split.backend for run in graph.runs if run.reads_inputs}:
             event = self._copy_events[backend][graph.copy_index]
             if event is not None:
-                event.synchronize()
+                self._recorder.call(event.synchronize)
             else:
                 self.hazards.wait_for(None, backend)
 
@@ -169,7 +201,7 @@ class Executor:
         if t.is_graph_input:
             # read at once: the user may overwrite it after `compute_async` returns
             self.hazards.wait(backend, (target,))
-            if backend.set_input_async(t.src, t.dst):
+            if self._recorder.call(backend.set_input_async, t.src, t.dst):
                 self.hazards.used(backend, (target,))
             else:
                 self._copy_on_host(t, target, event)
@@ -178,8 +210,10 @@ class Executor:
             return self._copy_experts(t, t.expert_node, run, used_experts)
         else:
             touched = [b for b in (source, target) if b.usage is not Usage.WEIGHTS]
+            if backend.device.link is not None:
+                self._recorder.differs()  # a connection to another process may end
             self.hazards.wait(backend, touched)
-            if backend.cpy_tensor_async(t.src_backend, t.src, t.dst):
+            if self._recorder.call(backend.cpy_tensor_async, t.src_backend, t.src, t.dst):
                 is_read = backend.reads_at_once and not t.src_backend.is_async
                 self.hazards.copied(t.src_backend, backend, (target,) if is_read else touched)
             else:
@@ -192,17 +226,18 @@ class Executor:
         of bytes copied."""
         backend, target = run.split.backend, buffer_of(t.dst)
         self.hazards.wait(backend, (target,))
-        backend.copy_ahead_async(t.src, t.dst)
+        self._recorder.call(backend.copy_ahead_async, t.src, t.dst)
         self.hazards.used(backend, (target,))
         return t.src.nbytes
 
     def _copy_on_host(self, t: Transfer, target: Buffer, event: Event | None) -> None:
         """Copy on the host when the copy's memory is free. The source is ready to read."""
         if event is not None and not self._is_mixed:
-            event.synchronize()  # the copy has its own memory: wait only for its last reader
+            # the copy has its own memory: wait only for its last reader
+            self._recorder.call(event.synchronize)
         else:
             self.hazards.wait(None, (target,))
-        tensor_copy(t.src, t.dst)
+        self._recorder.call(tensor_copy, t.src, t.dst)
 
     def _copy_experts(
         self,
@@ -212,6 +247,7 @@ class Executor:
         used_experts: UsedExperts,
     ) -> int:
         """Copy only the experts that `node` uses, consecutive experts as one; return the bytes."""
+        self._recorder.differs()
         ids = node.src[2]
         ids = next((o.src for o in run.transfers if o.dst is ids), ids)
         if ids not in used_experts:
@@ -229,7 +265,7 @@ class Executor:
         """Compute the nodes of a split; return False if the eval callback stops the run."""
         callback, backend = self.eval_callback, split.backend
         if callback is None:
-            backend.graph_plan_compute(split.plan)
+            self._recorder.call(backend.graph_plan_compute, split.plan)
             return True
         nodes, begin = split.graph.nodes, 0
         for i, node in enumerate(nodes):

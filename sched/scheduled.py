@@ -5,7 +5,9 @@ Tested by tests/sched/test_scheduler.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..alloc.buffer import Buffer, Usage
 from ..alloc.layout import Layout
@@ -13,6 +15,7 @@ from ..graph.graph import Graph
 from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import INPUT, LATE, Tensor
 from .backend import Backend
+from .hazards import State
 from .split import Order, Split, SplitGraph
 
 
@@ -59,6 +62,13 @@ class ScheduledSplit:
     waits_ahead: bool
 
 
+class Recorded(NamedTuple):
+    """The calls to backends of a run that started with nothing in flight, and the state after."""
+
+    calls: Sequence[Callable[[], Any]]
+    state: State
+
+
 class ScheduledGraph:
     """A graph with its splits, copies, memory and plans. Several can be valid at once.
 
@@ -85,6 +95,7 @@ class ScheduledGraph:
         self.copies = parts.copies
         self.copy_index = parts.copy_index
         self.generations = generations
+        self.n_moves = -1  # of all buffers, when the generations were compared
         self.causes = a.causes
         self._rewrites = parts.rewrites
         self.backends = a.table.backends
@@ -93,6 +104,8 @@ class ScheduledGraph:
         self.owner = owner
         self.inputs = {leaf for leaf in a.graph.leafs if leaf.flags & INPUT}
         experts = _expert_nodes(parts)
+        # by (late inputs are written, inputs are released)
+        self.recorded: dict[tuple[bool, bool], Recorded] = {}
         self.runs = [_prepare(parts, split, self.inputs, experts) for split in parts.splits]
 
     @property

@@ -175,12 +175,15 @@ class Scheduler:
 
     def is_current(self, scheduled: ScheduledGraph) -> bool:
         """True until one of its compute buffers moves or its graph is scheduled again."""
-        now = self._galloc.generations
-        return (
-            scheduled.owner is self
-            and not scheduled.released
-            and all(now[buffer_id] == then for buffer_id, then in scheduled.generations.items())
-        )
+        if scheduled.owner is not self or scheduled.released:
+            return False
+        n_moves = self._galloc.n_moves
+        if scheduled.n_moves != n_moves:  # since the last look
+            now = self._galloc.generations
+            if any(now[i] != then for i, then in scheduled.generations.items()):
+                return False
+            scheduled.n_moves = n_moves
+        return True
 
     def wait_inputs(self, scheduled: ScheduledGraph) -> None:
         """Wait until the graph's inputs may be written: other graphs in flight may still use their
@@ -188,7 +191,11 @@ class Scheduler:
         self._executor.wait_inputs(scheduled)
 
     def graph_compute_async(
-        self, scheduled: ScheduledGraph, write_late: WriteLate | None = None
+        self,
+        scheduled: ScheduledGraph,
+        write_late: WriteLate | None = None,
+        *,
+        release_inputs: bool = True,
     ) -> None:
         """Start computing. On return, the graph's inputs have been read and may be written again.
         With one copy, results may reuse their memory: read the results before writing inputs.
@@ -197,6 +204,7 @@ class Scheduler:
             scheduled: the graph.
             write_late: writes the late inputs. It is called before the first split that needs one,
                 while devices compute the splits before it. What it raises ends the run.
+            release_inputs: False if the caller synchronizes before it writes inputs.
 
         Raises:
             SchedulingError: the graph is no longer valid: allocate it again.
@@ -210,12 +218,12 @@ class Scheduler:
             else:
                 why = "is in a buffer that has moved"
             raise SchedulingError(f"graph {scheduled.graph.uid} {why}: allocate it again")
-        self._executor.compute_async(scheduled, write_late)
+        self._executor.compute_async(scheduled, write_late, release_inputs=release_inputs)
 
     def graph_compute(self, scheduled: ScheduledGraph, write_late: WriteLate | None = None) -> None:
         """Compute, and wait until all work is done. Parameters and errors are those of
         `graph_compute_async`."""
-        self.graph_compute_async(scheduled, write_late)
+        self.graph_compute_async(scheduled, write_late, release_inputs=False)
         self.synchronize()
 
     def synchronize(self) -> None:
