@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..base.errors import OutOfMemoryError, TensorAccessError
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
+from .dlpack import CPU
 
 Bytes = npt.NDArray[np.uint8]
 Data = bytes | bytearray | memoryview | npt.NDArray[np.generic]
@@ -92,6 +93,12 @@ class BufferType(ABC):
 
     @abstractmethod
     def _alloc(self, size: int) -> Buffer: ...
+
+    @property
+    def dlpack_device(self) -> tuple[int, int] | None:
+        """The device of DLPack, a type and a number, whose memory this is. Fallback: the processor
+        if `is_host`, else None."""
+        return (CPU, 0) if self.is_host else None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -179,6 +186,11 @@ class Buffer(ABC):
     def read_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         """Fill `out`, a flat array, with bytes of the tensor from byte `offset` on."""
         self._read_into(self._locate(tensor, offset, out.size), out)
+
+    def in_place(self, tensor: Tensor) -> Bytes | None:
+        """The tensor's bytes in memory that the host can read, flat, until they are computed again.
+        Fallback: None, read a copy."""
+        return None
 
     def memset_tensor(
         self, tensor: Tensor, value: int, offset: int = 0, size: int | None = None

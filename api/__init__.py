@@ -45,6 +45,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .chat_options import ChatOptions
     from .completion import Completion, Usage
+    from .device_array import DeviceArray
     from .model.chat.message import ToolCall
     from .options import LoadOptions, RequestOptions
     from .runtime.engine.job import Timings
@@ -60,6 +61,7 @@ __all__ = [
     "ToolCall",
     "TextStream",
     "AsyncTextStream",
+    "DeviceArray",
     "TextPiece",
     "CallPiece",
     "LoadOptions",

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from numbers import Integral
 from reprlib import repr as shortened
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .arguments import token_ids
 from .base.errors import RequestError
 from .base.utf8 import check_utf8
+from .device_array import DeviceArray
 from .model.pooling import Pooling
 from .opened_model import OpenedModel
 from .runtime.embedder import Vectors
@@ -31,6 +32,7 @@ F32Array = npt.NDArray[np.float32]
 class EmbeddingMethods(OpenedModel):
     """The methods of embedding models and of rerankers."""
 
+    @overload
     def embed(
         self,
         texts: Text | Iterable[Text],
@@ -38,7 +40,27 @@ class EmbeddingMethods(OpenedModel):
         normalize: bool = True,
         truncate: bool = False,
         dimensions: int | None = None,
-    ) -> npt.NDArray[np.float32]:
+        device: Literal[False] = False,
+    ) -> npt.NDArray[np.float32]: ...
+    @overload
+    def embed(
+        self,
+        texts: Text | Iterable[Text],
+        *,
+        normalize: bool = True,
+        truncate: bool = False,
+        dimensions: int | None = None,
+        device: Literal[True],
+    ) -> DeviceArray: ...
+    def embed(
+        self,
+        texts: Text | Iterable[Text],
+        *,
+        normalize: bool = True,
+        truncate: bool = False,
+        dimensions: int | None = None,
+        device: bool = False,
+    ) -> npt.NDArray[np.float32] | DeviceArray:
         """The vectors of texts: float32 [n, n_embd]. One text gives one vector, [n_embd].
 
         >>> with lamella.load(embeddings=True) as embedder:  # any model can be loaded so
@@ -61,6 +83,7 @@ class EmbeddingMethods(OpenedModel):
             truncate: cut a text that is longer than the context.
             dimensions: keep the first elements only, before `normalize`. The model must be trained
                 for that (Matryoshka).
+            device: return a `DeviceArray`, a copy in the memory of the GPU that has the last layer.
 
         With the pooling `none`, the result is a list: an array [n_tokens, n_embd] for each text. A
         reranker's vectors are [n_labels], its scores, not normalized; `rerank` makes the pairs.
@@ -74,8 +97,16 @@ class EmbeddingMethods(OpenedModel):
         instance = self._embedding()
         items, is_one = _listed(texts)
         check_dimensions(instance, dimensions)
+        if device and instance.embedder.pooling is Pooling.NONE:
+            raise RequestError(
+                "device: the pooling is none, so there is no single array of vectors"
+            )
         vectors = _wait(_submit(instance, items, truncate))
-        return _result(instance, vectors, is_one, normalize, dimensions)
+        result = _result(instance, vectors, is_one, normalize, dimensions)
+        if not device:
+            return result
+        last = instance.embedder.context.model.layers[-1]
+        return DeviceArray._of(result, last.buffer_type)
 
     async def aembed(
         self,

@@ -6,11 +6,11 @@ Tested by tests/api/test_load.py, test_complete.py and test_messages.py.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shortened
 from types import MappingProxyType
-from typing import Self
+from typing import Literal, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,14 @@ import numpy.typing as npt
 from .arguments import chat_text, check_ids, token_ids
 from .base.errors import ClosedError, ContextSizeError, RequestError
 from .chat_options import GivenTool
+from .device_array import DeviceArray
 from .model.batch import Batch
 from .model.context import Context
 from .runtime.adapters import AdapterScales
 from .runtime.instance import EmbeddingInstance, Instance
 from .runtime.plan import ModelPlan
 
+T = TypeVar("T")
 Messages = str | Sequence[Mapping[str, object]]
 TemplateOptions = Mapping[str, object] | None
 
@@ -62,22 +64,40 @@ class OpenedModel:
         vocab = self._open().vocab
         return vocab.detokenize(token_ids("detokenize", ids), special=special)
 
-    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    @overload
+    def logits(
+        self, ids: Sequence[int], *, device: Literal[False] = False
+    ) -> npt.NDArray[np.float32]: ...
+    @overload
+    def logits(self, ids: Sequence[int], *, device: Literal[True]) -> DeviceArray: ...
+    def logits(
+        self, ids: Sequence[int], *, device: bool = False
+    ) -> npt.NDArray[np.float32] | DeviceArray:
         """The model's output after each token: float32 [n_tokens, n_vocab]. LoRA adapters have
-        their scales of requests that set none.
+        their scales of requests that set none. With `device`, it is a `DeviceArray` in the memory
+        of the GPU that computes it.
 
         Raises:
             RequestError: no ids, or an id that is not in the vocabulary.
             ContextSizeError: more ids than the context holds.
+            OutOfMemoryError: the GPU has too little memory for the array.
         """
         instance = self._generator()
         tokens = token_ids("logits", ids)
         check_ids("logits", tokens, instance.vocab.n_tokens)
         if len(tokens) > instance.n_ctx:
             raise ContextSizeError(len(tokens), instance.n_ctx)
-        return instance.engine.call(
-            lambda context: _logits(context, tokens, instance.adapters), n_tokens=len(tokens)
+        call, n = instance.engine.call, len(tokens)
+        if not device:
+            return call(
+                lambda context: _logits(context, tokens, instance.adapters, context.decode),
+                n_tokens=n,
+            )
+        tensor = call(
+            lambda context: _logits(context, tokens, instance.adapters, context.decode_in_place),
+            n_tokens=n,
         )
+        return DeviceArray(tensor, (n, tensor.ne[0]))
 
     def apply_chat_template(
         self,
@@ -194,13 +214,15 @@ def _instead(instance: EmbeddingInstance) -> str:
     return f"call {call}; it cannot generate text"
 
 
-def _logits(context: Context, tokens: list[int], scales: AdapterScales) -> npt.NDArray[np.float32]:
+def _logits(
+    context: Context, tokens: list[int], scales: AdapterScales, decode: Callable[[Batch], T]
+) -> T:
     lora_scales = context.model.adapters.scales([scale for _, scale in scales.current])
     seq = context.pool.new_sequence()
     try:
         context.append(seq, len(tokens))
         batch = Batch()
         batch.add(tokens, seq, 0, n_outputs=len(tokens), lora_scales=lora_scales)
-        return context.decode(batch)
+        return decode(batch)
     finally:
         seq.free()

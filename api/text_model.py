@@ -27,6 +27,7 @@ from .chat_options import ChatOptions
 from .cli.download import download_bar
 from .cli.start import StartProgress
 from .completion import Completion, Usage
+from .device_array import DeviceArray
 from .embeddings import EmbeddingMethods
 from .model.chat.message import ToolCall
 from .model.find import find_file
@@ -52,6 +53,7 @@ __all__ = [
     "ToolCall",
     "TextStream",
     "AsyncTextStream",
+    "DeviceArray",
     "TextPiece",
     "CallPiece",
     "LoadOptions",

@@ -20,10 +20,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import Buffer
+from ..alloc.buffer import Buffer, buffer_of
 from ..base.errors import RequestError, UnsupportedModelError
 from ..base.settings import STRICT
 from ..graph.op import Op
+from ..graph.tensor import Tensor
+from ..graph.types import GGMLType
 from ..kernels.cpu.device import CpuBackend
 from ..kernels.cpu.pool import ThreadPool
 from ..sched.backend import Backend, Device
@@ -219,6 +221,24 @@ class Context(GraphContext):
             self._read_logits(ubatch, logits[done : done + ubatch.n_outputs])
             done += ubatch.n_outputs
         return logits
+
+    def decode_in_place(self, batch: Batch) -> Tensor:
+        """Compute a batch as `decode` does, and return its logits in the memory of the device that
+        computes them: F32 [n_vocab, n_outputs], in a buffer of their own."""
+        self._open_scheduler()
+        self._hidden.clear()
+        out = Tensor(GGMLType.F32, (self.n_vocab, batch.n_outputs), name="logits")
+        done = 0
+        for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
+            graph = self._compute(ubatch)
+            if ubatch.n_outputs:
+                logits = graph.outputs.logits
+                if out.buffer is None:
+                    out.buffer = buffer_of(logits).buft.alloc_buffer(out.nbytes)
+                backend = graph.scheduled.backend_of(logits)
+                graph.outputs.copy_logits(out, done, ubatch.n_outputs, backend)
+                done += ubatch.n_outputs
+        return out
 
     @property
     def host_threads(self) -> ThreadPool | None:

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite, isnan
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import buffer_of, tensor_read
+from ..alloc.buffer import buffer_of, tensor_copy, tensor_read, view_init
 from ..alloc.host import HostBuffer
-from ..graph import GGMLType, Tensor, ops
-from ..sched.backend import Device
+from ..graph import GGMLType, Op, Tensor, ops
+from ..sched.backend import Backend, Device
 from .batch import LateMask, Mask
 
 I32Array = npt.NDArray[np.int32]
@@ -96,6 +97,14 @@ class Outputs:
         """Read rows from `first` on into `out`, [n, n_vocab] or [n_vocab]."""
         tensor_read(self.logits, out.reshape(-1).view(np.uint8), first * self.logits.nb[1])
 
+    def copy_logits(self, to: Tensor, first: int, n: int, backend: Backend) -> None:
+        """Copy the first `n` rows to rows of `to` [n_vocab, n_rows] from `first` on, by `backend`,
+        which computed them. Returns when done."""
+        src, dst = _rows(self.logits, 0, n), _rows(to, first, n)
+        if not backend.cpy_tensor_async(backend, src, dst):
+            tensor_copy(src, dst)
+        backend.synchronize()
+
     def read_rows(self, n_tops: Sequence[int], masks: Sequence[LateMask | None]) -> list[Row]:
         """Return the first len(n_tops) rows.
 
@@ -105,10 +114,11 @@ class Outputs:
         """
         assert self.top is not None, "the graph returns whole rows only"
         n_rows, n_top = len(n_tops), self.top.ids.ne[0]
-        ids = _read(self.top.ids, np.empty((n_rows, n_top), np.int32))
-        logits = _read(self.top.logits, np.empty((n_rows, n_top), np.float32))
-        sums = _read(self.top.sums, np.empty(n_rows, np.float32))
-        sound = np.isfinite(logits[:, 0]) & ~np.isnan(sums)
+        ids = _read(self.top.ids, np.int32, (n_rows, n_top))
+        logits = _read(self.top.logits, np.float32, (n_rows, n_top))
+        sums = _read(self.top.sums, np.float32, (n_rows,))
+        first = logits[:, 0].tolist()
+        sound = [isfinite(a) and not isnan(b) for a, b in zip(first, sums.tolist(), strict=True)]
         rows: list[Row] = []
         for i, (n, mask) in enumerate(zip(n_tops, masks, strict=True)):
             m = n_top if 0 < n <= n_top and sound[i] else 0
@@ -163,6 +173,19 @@ def _n_allowed(ids: I32Array, mask: Mask) -> int:
     return int(np.count_nonzero(mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1))
 
 
-def _read(tensor: Tensor, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _rows(tensor: Tensor, first: int, n: int) -> Tensor:
+    """A view of rows of an allocated tensor [n_vocab, n_rows]."""
+    ne, offset = (tensor.ne[0], n), first * tensor.nb[1]
+    view = Tensor(tensor.type, ne, op=Op.VIEW, src=(tensor,), view_src=tensor, view_offs=offset)
+    view_init(view)
+    return view
+
+
+def _read(tensor: Tensor, dtype: type[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A copy of the first elements of an output."""
+    raw = buffer_of(tensor).in_place(tensor)
+    if raw is not None:
+        return np.ndarray(shape, dtype, raw.data).copy()
+    out = np.empty(shape, dtype)
     tensor_read(tensor, out.reshape(-1).view(np.uint8))
     return out

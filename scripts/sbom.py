@@ -17,7 +17,7 @@ from typing import Any, Final
 from packaging.requirements import Requirement
 
 ROOT_NAME: Final = "lamella"
-EXTRAS: Final = ("cuda", "cuda13", "mcp", "otel", "ray")  # those for users
+EXTRAS: Final = ("cuda", "cuda13", "cupy", "mcp", "otel", "ray")  # those for users
 
 
 def needed(name: str, extra: str) -> dict[str, set[str]]:

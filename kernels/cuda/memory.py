@@ -11,6 +11,7 @@ import ctypes
 import numpy as np
 
 from ...alloc.buffer import BufferType, Bytes, Data, buffer_of
+from ...alloc.dlpack import CUDA
 from ...alloc.host import HostBuffer
 from ...base.errors import OutOfMemoryError
 from ...graph.tensor import Tensor
@@ -27,6 +28,10 @@ class CudaBufferType(BufferType):
     def __init__(self, name: str, gpu: Gpu) -> None:
         super().__init__(name, alignment=ALIGNMENT)
         self.gpu = gpu
+
+    @property
+    def dlpack_device(self) -> tuple[int, int]:
+        return CUDA, self.gpu.info.index
 
     def _alloc(self, size: int) -> CudaBuffer:
         try:
@@ -56,6 +61,9 @@ class CudaBuffer(DeviceBuffer):
     @property
     def gpu(self) -> Gpu:
         return self.buft.gpu
+
+    def in_place(self, tensor: Tensor) -> Bytes | None:
+        return self.copies.get(tensor)
 
     def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
         if tensor not in self.copies:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 RESULTS: Final = (
     *(lamella.Completion, lamella.ToolCall, lamella.Usage, lamella.Timings),
     *(lamella.TextStream, lamella.AsyncTextStream, lamella.TextPiece, lamella.CallPiece),
+    lamella.DeviceArray,
 )
 SECTIONS: Final = ("Args", "Attributes", "Raises")
 
