@@ -9,7 +9,7 @@ Tested by tests/kernels/test_cuda_backend.py.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from time import perf_counter_ns
@@ -110,14 +110,18 @@ class CudaBackend(Backend):
     def graph_plan_create(self, graph: Graph) -> CapturedPlan:
         results = Results(graph, self._results)
         plan = self._compile(graph, results)
+        captured = self._captured(lambda: plan.launch(self.gpu, self.stream))
+        return CapturedPlan(plan, self.gpu, captured, self.work, results)
+
+    def _captured(self, submit: Callable[[], None]) -> GraphExec:
+        """The work that `submit` gives to the stream, as a graph."""
         try:
             self.gpu.capture_begin(self.stream)
-            plan.launch(self.gpu, self.stream)
-            captured = self.gpu.capture_end(self.stream)
+            submit()
+            return self.gpu.capture_end(self.stream)
         except BaseException:
             self._end_broken_capture()
             raise
-        return CapturedPlan(plan, self.gpu, captured, self.work, results)
 
     def _end_broken_capture(self) -> None:
         """End the capture after an error, so that the stream can be used again. Other errors that
@@ -140,25 +144,37 @@ class CudaBackend(Backend):
             self._shown = results
 
     def graph_plan_profile(self, plan: CapturedPlan) -> Sequence[CallTime]:
-        """Launch kernels one by one, with an event before and after each. The time of a short
-        kernel includes its wait for the host."""
+        """Launch kernels in graphs that record an event before each and after the last, so that no
+        time includes a wait for the host. It includes the gap to the kernel before."""
         timing = Timing(plan.plan.parts)
         self._show(None)
-        with self._timed_events(2 * len(plan.plan.launches)) as events:
+        with self._timed_events(len(plan.plan.launches) + 1) as events:
             self.synchronize()  # inputs have arrived, and earlier work is not measured
             for first, end in timing.runs():
                 timing.look(first)
-                host = perf_counter_ns()
-                for i in range(first, end):
-                    self.gpu.event_record(events[2 * i], self.stream)
-                    plan.plan.launch_one(i, self.gpu, self.stream)
-                    self.gpu.event_record(events[2 * i + 1], self.stream)
-                self.synchronize()
-                base = events[2 * first]
-                for i in range(first, end):
-                    both = (self.gpu.elapsed_ms(base, e) for e in events[2 * i : 2 * i + 2])
-                    timing.took(i, [host + int(1e6 * ms) for ms in both])
+                marks = events[first : end + 1]
+                timing.took(first, self._timed_run(plan.plan, first, end, marks))
         return timing.calls()
+
+    def _timed_run(
+        self, plan: CudaPlan, first: int, end: int, events: Sequence[CudaHandle]
+    ) -> list[int]:
+        """Compute launches in one graph. Return the times of the events, of the host's clock."""
+
+        def submit() -> None:
+            for i, event in zip(range(first, end), events, strict=False):
+                self.gpu.event_record(event, self.stream, captured=True)
+                plan.launch_one(i, self.gpu, self.stream)
+            self.gpu.event_record(events[-1], self.stream, captured=True)
+
+        graph = self._captured(submit)
+        try:
+            begin = perf_counter_ns()
+            self.gpu.graph_launch(graph, self.stream)
+            self.synchronize()
+        finally:
+            self.gpu.graph_free(graph)
+        return [begin + int(1e6 * self.gpu.elapsed_ms(events[0], event)) for event in events]
 
     @contextmanager
     def _timed_events(self, n: int) -> Iterator[list[CudaHandle]]:

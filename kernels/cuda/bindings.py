@@ -33,6 +33,7 @@ FATAL: Final = frozenset({4, 700, 702, 709, 710, *range(714, 720)})
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 QUICK_BYTES: Final = 64 << 10  # a copy of so many bytes from the host never waits
 PORTABLE: Final = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all devices
+EXTERNAL: Final = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, not a mark of the capture
 MIN_ARCH: Final = 75  # Turing: the first with tensor cores for 8-bit integers
 MIN_DRIVER: Final = 12000
 TOO_OLD: Final = "the NVIDIA driver is too old: it supports CUDA {}, 12.0 or newer is needed"
@@ -320,8 +321,11 @@ class CudaGpu:
     def event_free(self, event: Event) -> None:
         self._release("cuEventDestroy", event)
 
-    def event_record(self, event: Event, stream: Stream) -> None:
-        self._submit("cuEventRecord", event, stream)
+    def event_record(self, event: Event, stream: Stream, captured: bool = False) -> None:
+        if captured:
+            self._call("cuEventRecordWithFlags", event, stream, EXTERNAL)
+        else:
+            self._submit("cuEventRecord", event, stream)
 
     def event_synchronize(self, event: Event) -> None:
         if not self._is_done("cuEventQuery", event):

@@ -475,6 +475,26 @@ def a_graph_runs_when_it_is_launched_and_again() -> None:
 
 
 @check
+def events_of_a_graph_are_recorded_by_each_launch() -> None:
+    gpu = gpus()[0]
+    stream, address = gpu.stream_new(), gpu.alloc(32)
+    events = [gpu.event_new(timing=True) for _ in range(3)]
+    gpu.capture_begin(stream)
+    for event in events:
+        gpu.event_record(event, stream, captured=True)
+        gpu.launch(loaded(gpu), (1, 1, 1), 32, 0, words(address, 0, 0), stream)
+    graph = gpu.capture_end(stream)
+    assert "cuGraphInstantiate 6 nodes 0" in log()
+    for _ in range(2):
+        gpu.graph_launch(graph, stream)
+        assert [gpu.elapsed_ms(events[0], event) for event in events] == [0, 1.5, 3]
+    with fails("cuEventRecordWithFlags: CUDA_ERROR_INVALID_VALUE"):
+        gpu.event_record(events[0], stream, captured=True)
+    gpu.graph_free(graph)
+    gpu.free(address)
+
+
+@check
 def memory_can_be_allocated_and_freed_during_a_capture() -> None:
     gpu = gpus()[0]
     stream, made = gpu.stream_new(), list[int]()

@@ -404,15 +404,27 @@ class GridGpu:
         del self._events[event]
 
     @verb()
-    def event_record(self, event: Event, stream: Stream) -> None:
+    def event_record(self, event: Event, stream: Stream, captured: bool = False) -> None:
         if event not in self._events:
             fail("INVALID_HANDLE", f"event {event} is not {self.info.name}'s")
         e, s = self._events[event], self._stream(stream)
+        if captured:
+            self._record_in_graph(e, s)
+            return
         e.captured = s.captured is not None
         if e.captured:
             return
         e.stream, e.place = s, s.n_given + 1
         self._give(stream, lambda: setattr(e, "time", perf_counter()))
+
+    def _record_in_graph(self, e: GridEvent, s: GridStream) -> None:
+        if s.captured is None:
+            fail("INVALID_VALUE", "the stream is not being captured")
+
+        def record() -> None:
+            e.captured, e.stream, e.place, e.time = False, s, s.n_done, perf_counter()
+
+        s.captured.append(record)
 
     @verb(captured=False)
     def event_synchronize(self, event: Event) -> None:

@@ -43,7 +43,7 @@ typedef int Result;
 typedef uint64_t Pointer;
 typedef struct { int device; size_t used; int retained; int peers[MAX_DEVICES]; } Context;
 typedef struct { Context *context; int what; const char *name; int shared; } Module;  /* 'm', 'f' */
-typedef struct { int what; Pointer to, from; size_t size; int64_t words[3]; } Node;
+typedef struct { int what; Pointer to, from; size_t size; int64_t words[3]; } Node;  /* c, s, k, e */
 typedef struct { int n; Node nodes[MAX_NODES]; } Graph;
 typedef struct { Context *context; Graph *captured; } Stream;
 typedef struct { Context *context; int timing; double at; } Event;
@@ -269,6 +269,7 @@ static void run(const Node *node) {
     if (idle) return;
     if (node->what == 'c') memmove((void *)node->to, (void *)node->from, node->size);
     if (node->what == 's') memset((void *)node->to, (int)node->from, node->size);
+    if (node->what == 'e') ((Event *)node->to)->at = now += 1.5;
     for (int64_t i = 0; node->what == 'k' && i < node->words[1]; i++)
         ((int64_t *)node->words[0])[i] += node->words[2];
 }
@@ -370,6 +371,12 @@ Result cuEventRecord(Event *event, Stream *stream) {
     EXPECT(event->context == stream->context, INVALID_HANDLE);
     event->at = now += 1.5;
     return SUCCESS;
+}
+
+Result cuEventRecordWithFlags(Event *event, Stream *stream, unsigned flags) {
+    CALL(cuEventRecordWithFlags, " %u", flags);
+    EXPECT(flags == 1 && stream->captured, INVALID_VALUE); /* external: a node of the graph */
+    return give(stream, (Node){'e', (Pointer)event, 0, 0, {0}});
 }
 
 Result cuEventQuery(Event *event) {
@@ -495,7 +502,8 @@ Result cuGetExportTable(const void **table, const void *id) {
     F(cuEventRecord) F(cuEventSynchronize) F(cuStreamWaitEvent) F(cuEventElapsedTime) \
     F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuFuncSetAttribute) \
     F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphDestroy) \
-    F(cuGraphLaunch) F(cuGraphExecDestroy) F(cuStreamQuery) F(cuEventQuery)
+    F(cuGraphLaunch) F(cuGraphExecDestroy) F(cuStreamQuery) F(cuEventQuery) \
+    F(cuEventRecordWithFlags)
 
 /* Hands out every call; the versions that are asked for differ in names only. */
 Result cuGetProcAddress_v2(

@@ -314,6 +314,25 @@ def test_events_cannot_cross_a_capture(gpu: GridGpu, stream: Stream) -> None:
         gpu.capture_end(stream)
 
 
+def test_events_of_a_graph_are_recorded_by_each_launch(gpu: GridGpu, stream: Stream) -> None:
+    events = [gpu.event_new(timing=True) for _ in range(2)]
+    with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_VALUE"):
+        gpu.event_record(events[0], stream, captured=True)
+    gpu.capture_begin(stream)
+    for event in events:
+        gpu.event_record(event, stream, captured=True)
+    graph = gpu.capture_end(stream)
+    with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_HANDLE"):
+        gpu.elapsed_ms(*events)  # not launched yet
+    times = set()
+    for _ in range(2):
+        gpu.graph_launch(graph, stream)
+        gpu.stream_synchronize(stream)
+        times.add(gpu._events[events[0]].time)
+        assert gpu.elapsed_ms(*events) > 0
+    assert len(times) == 2
+
+
 # --- memory ---
 
 
