@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..kernels.devices import cpu_device, find_devices
 from ..model.params import PlacementParams
@@ -20,6 +20,7 @@ from .bench_table import Columns, table_head, table_line
 from .flags import add_flags_of, given
 from .start import StartProgress
 
+MIB: Final = 1 << 20
 COLUMNS: Final[Columns] = (
     ("device", 6, False),
     ("self-test", 23, False),
@@ -49,15 +50,28 @@ def main(args: argparse.Namespace) -> int:
         cpu = cpu_device(progress=on_compile)
         used = [*find_devices(names, cpu, on_compile), cpu]
         machine = look(cpu)
-        tested = {device.name: list(self_test(device)) for device in used}
+        tested, kept = {}, {}
+        for device in used:
+            before = device.memory()[0]
+            tested[device.name] = list(self_test(device))
+            if device.driver_margin:
+                kept[device.name] = Kept(before - device.memory()[0], device.driver_margin)
     if args.json:
-        sys.stdout.write(json.dumps(_as_json(machine, tested)) + "\n")
+        sys.stdout.write(json.dumps(_as_json(machine, tested, kept)) + "\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(machine, tested)))
+        sys.stdout.write("".join(f"{line}\n" for line in _lines(machine, tested, kept)))
     return 1 if _problems(tested) else 0
 
 
 Tested = Mapping[str, Sequence[Check]]  # by device
+
+
+class Kept(NamedTuple):
+    """Bytes of a device's memory that are no longer free after the self-test, for kernels, graphs
+    and their stacks, and those that plans leave to its driver."""
+
+    n_bytes: int
+    margin: int
 
 
 def _problems(tested: Tested) -> list[str]:
@@ -69,13 +83,18 @@ def _problems(tested: Tested) -> list[str]:
     ]
 
 
-def _lines(machine: MachineFacts, tested: Tested) -> Iterator[str]:
+def _lines(machine: MachineFacts, tested: Tested, kept: Mapping[str, Kept]) -> Iterator[str]:
     yield from lines(machine)
     yield ""
     yield from table_head(COLUMNS)
     for device, checks in tested.items():
         yield from (_row(device, check) for check in checks)
     yield ""
+    for device, (n_bytes, margin) in kept.items():
+        yield (
+            f"{device}: its driver kept {n_bytes / MIB:.1f} MiB for the self-test; plans leave it "
+            f"{margin / MIB:.1f} MiB"
+        )
     problems = _problems(tested)
     yield from problems or [_verdict(machine, tested)]
     if problems:
@@ -99,12 +118,13 @@ def _row(device: str, check: Check) -> str:
     return table_line((device, check.name, time, error, result), COLUMNS)
 
 
-def _as_json(machine: MachineFacts, tested: Tested) -> dict[str, Any]:
+def _as_json(machine: MachineFacts, tested: Tested, kept: Mapping[str, Kept]) -> dict[str, Any]:
     return {
         **machine.as_json(),
         "self_test": {
             device: [_plain(check) for check in checks] for device, checks in tested.items()
         },
+        "driver_memory": {device: each._asdict() for device, each in kept.items()},
         "ok": not _problems(tested),
     }
 

@@ -116,6 +116,7 @@ class Device(ABC):
     few_tokens: int | None = None
     gathers: bool = False  # rows of embeddings are fetched faster here than on the CPU
     driver_margin: int = 0  # bytes for its driver's kernels and graphs
+    first_run_is_slow: bool = False  # its driver prepares a graph when it runs for the first time
     caveats: Mapping[str, str] = MappingProxyType({})  # lines that a plan shows, by their labels
     progress: CompileProgress | None = None
     link: Link | None = None  # for a device of another process or machine

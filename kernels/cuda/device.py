@@ -23,7 +23,12 @@ from .plan import work_size
 from .results import RESULT_BYTES
 
 MIN_OFFLOADED: Final = 32  # tokens from which on copying an op's weights is worth it (ggml-cuda.cu)
-DRIVER_MARGIN: Final = 128 << 20  # for kernels and graphs; an H100's driver took 35 MiB
+DRIVER_BYTES: Final = 96 << 20  # of code and graphs; an H100's driver took 35 MiB for everything
+# Local memory: the largest stack of a kernel in bytes (attention's), and how many of its threads a
+# multiprocessor has at once. They have 255 registers, so 256 of them fit. The margin has room for
+# twice that. Room for all 2048 threads would be 140 MiB on the H100, more than its driver took.
+STACK_BYTES: Final = 560
+STACK_THREADS: Final = 256
 COPIED_BYTES: Final = 256 << 20  # copied for a measurement: more than any cache holds
 LEAST_COPIED: Final = 1 << 12
 N_COPIES: Final = 10
@@ -36,13 +41,14 @@ class CudaDevice(Device):
     caps = Caps(async_=True, events=True, copy_ahead=True)
     kernels_by_size = True
     gathers = True
-    driver_margin = DRIVER_MARGIN
+    first_run_is_slow = True
 
     def __init__(
         self, gpu: Gpu, compiler: Compiler, progress: CompileProgress | None = None
     ) -> None:
         info = gpu.info
         self.gpu = gpu
+        self.driver_margin = DRIVER_BYTES + 2 * STACK_BYTES * STACK_THREADS * info.n_sm
         self.name = f"CUDA{info.index}"
         self.description = f"{info.name}, sm_{info.arch}, {info.n_sm} multiprocessors"
         self.progress = progress

@@ -14,7 +14,7 @@ from model_run import loaded, logits_of, opened, some_tokens
 
 from lamella.alloc import Buffer
 from lamella.base.errors import OutOfMemoryError
-from lamella.kernels.cuda.device import DRIVER_MARGIN, CudaDevice
+from lamella.kernels.cuda.device import CudaDevice
 from lamella.model.context import Context
 from lamella.model.params import ContextParams
 
@@ -88,7 +88,7 @@ def test_a_pool_that_is_too_large_then_a_smaller_one(gpus: Gpus, path: Path) -> 
     expected = logits(path, gpu)
     with leaves_nothing(gpu), loaded(path, [gpu]) as model:
         hp, n_free = model.hp, gpu.memory()[0]
-        most_free = n_free + gpus.pick(DRIVER_MARGIN, 0)  # a driver gave back 8 MiB meanwhile
+        most_free = n_free + gpus.pick(gpu.driver_margin, 0)  # a driver gave back 8 MiB meanwhile
         n_bytes = sum(2 * (m.n_embd_k + m.n_embd_v) for m in hp.memory)
         with leaves_nothing(gpu):
             for n_ctx in (2 * n_free // n_bytes, n_free // n_bytes):

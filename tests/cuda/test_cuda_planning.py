@@ -17,7 +17,7 @@ from open_params import open_params
 from lamella.alloc import Buffer
 from lamella.base.settings import STRICT
 from lamella.kernels import devices
-from lamella.kernels.cuda.device import DRIVER_MARGIN, CudaDevice
+from lamella.kernels.cuda.device import CudaDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.loader import load_model
@@ -119,10 +119,10 @@ def test_a_part_of_the_memory_is_left_to_the_driver(gpus: Gpus, files: ModelFile
     path, gpu = files.random("deep", "Q4_0"), gpus.first
     needed = plan_of(path, embd_offload=True).devices[0].needed
     for spare, fits in ((0, True), (-1, False)):
-        filler = taken(gpu, needed + DRIVER_MARGIN + spare)
+        filler = taken(gpu, needed + gpu.driver_margin + spare)
         plan = plan_of(path, embd_offload=True)
         filler.free()
-        assert plan.devices[0].margin == DRIVER_MARGIN
+        assert plan.devices[0].margin == gpu.driver_margin
         assert plan.devices[0].shortfall == (0 if fits else 1)
         assert plan.fits is fits
 
@@ -138,11 +138,11 @@ def test_a_gpu_without_free_memory_is_not_used(gpus: Gpus, files: ModelFiles) ->
     auto: Mapping[str, Any] = {"n_gpu_layers": None, "fit_target": 0}
     none = plan_of(path, n_gpu_layers=0).devices[0].needed
     assert none > 0
-    filler = taken(gpu, none + DRIVER_MARGIN)
+    filler = taken(gpu, none + gpu.driver_margin)
     plan = plan_of(path, **auto)
     filler.free()
     assert (plan.n_gpu_layers, plan.devices[0].needed) == (0, none)
-    filler = taken(gpu, none + DRIVER_MARGIN - 1)
+    filler = taken(gpu, none + gpu.driver_margin - 1)
     plan = plan_of(path, **auto)
     filler.free()
     assert [d.name for d in plan.devices] == ["CPU"]

@@ -24,6 +24,7 @@ from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels import disk_cache
 from lamella.kernels.cuda import lookup_tables, nvrtc
+from lamella.kernels.cuda.device import STACK_BYTES
 from lamella.kernels.cuda.nvrtc import FOLDER, NvrtcCompiler
 from lamella.kernels.cuda.table import CudaSource
 from lamella.kernels.host import usable_cpus
@@ -203,6 +204,11 @@ def test_products_keep_weights_in_registers(logs: Mapping[Key, str]) -> None:
         if kernel.stack > 0
     }
     assert not stacks, "\n".join(sorted(stacks))
+
+
+def test_plans_have_room_for_the_stacks(logs: Mapping[Key, str]) -> None:
+    used = [(k.stack, n) for log in logs.values() for n, k in kernels_of(log).items()]
+    assert max(used) <= (STACK_BYTES, "~"), "device.py: more local memory is needed"
 
 
 def test_static_shared_memory_fits_every_device(logs: Mapping[Key, str]) -> None:
