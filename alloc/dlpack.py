@@ -80,7 +80,7 @@ def n_live() -> int:
 
 
 def capsule_of(exported: Exported, *, versioned: bool) -> Any:
-    """A new capsule. Its consumer frees the export, or it does itself if nobody takes it."""
+    """A new capsule. Its consumer frees the export, or it does itself if it is not taken."""
     n = len(exported.shape)
     shape = (ctypes.c_int64 * n)(*exported.shape)
     strides = (ctypes.c_int64 * n)(*_strides(exported.shape))

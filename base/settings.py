@@ -110,14 +110,19 @@ NO_MERGE = Switch(
 CUDA_GIVES_LOCK = Switch(
     "LAMELLA_CUDA_GIVES_LOCK",
     0,
-    "1 lets other threads of Python run during every call of the CUDA driver, not only during those "
-    "that wait.",
+    "1 lets other threads of Python run during every call of the CUDA driver, not only during "
+    "those that wait.",
 )
 CUDA_READS_RESULTS = Switch(
     "LAMELLA_CUDA_READS_RESULTS",
     0,
-    "1 reads the results of a step from a GPU with copies, instead of letting a kernel write them to "
-    "the host.",
+    "1 reads the results of a step from a GPU with copies, instead of letting a kernel write them "
+    "to the host.",
+)
+NO_WARM_UP = Switch(
+    "LAMELLA_NO_WARM_UP",
+    0,
+    "1 runs no graph on a GPU before the first request, which then waits for the driver.",
 )
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",

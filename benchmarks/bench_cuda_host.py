@@ -80,7 +80,7 @@ class IdleGpu:
     stream_new = event_new = load = function = capture_end = _handle
     fill = write = write_async = read_async = copy_async = copy_peer_async = launch = _nothing
     stream_free = stream_synchronize = event_free = event_record = event_synchronize = _nothing
-    event_wait = unload = capture_begin = graph_launch = graph_free = _nothing
+    event_wait = unload = capture_begin = graph_launch = graph_free = graph_upload = _nothing
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
         return 0.0

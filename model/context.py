@@ -153,12 +153,19 @@ class Context(GraphContext):
         n_decode = max(min(self.n_ubatch, n_seqs), self.n_checked_max)
         for n_top in (0, *self._top_sizes):
             for adapted in self._kinds:
-                self._graph_for(GraphParams(1, 1, 1, n_top, adapted=adapted))
+                self._warm_up_graph(GraphParams(1, 1, 1, n_top, adapted=adapted))
         if any(device.kernels_by_size for device in self._backends):
             for n in _buckets(self.n_ubatch):
-                self._graph_for(GraphParams(n, 1, 1))
+                self._warm_up_graph(GraphParams(n, 1, 1))
                 if n < 2 * n_decode:
-                    self._graph_for(GraphParams(n, n, bucket(n, n_seqs)))
+                    self._warm_up_graph(GraphParams(n, n, bucket(n, n_seqs)))
+
+    def _warm_up_graph(self, params: GraphParams) -> None:
+        """Compile a graph. If its first run would be slow, run it with padding tokens."""
+        before = self.n_graphs_built
+        graph = self._graph_for(params)
+        if self._runs_first and self.n_graphs_built > before:
+            self._run(graph, lambda: graph.set_inputs(UBatch([], 0, 0, {})))
 
     @property
     def _kinds(self) -> Sequence[bool]:

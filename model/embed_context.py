@@ -218,6 +218,8 @@ class EmbedContext(GraphContext):
             self._graph_for(self._params(n_tokens, n_texts))
         if self._has_head:
             self._head_for(1)
+        if self._runs_first:
+            self.embed([np.zeros(1, np.int32)])
 
     def _pin(self, graph: StepGraph) -> None:
         """There is no pool that attention must stay with."""

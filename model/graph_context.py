@@ -16,7 +16,7 @@ from ..alloc.buffer import Buffer, Usage
 from ..base.errors import ClosedError, LamellaError, OutOfMemoryError
 from ..base.log import get_logger
 from ..base.priority import lower_priority
-from ..base.settings import NO_REUSE, STRICT
+from ..base.settings import NO_REUSE, NO_WARM_UP, STRICT
 from ..sched.backend import Backend, Device
 from ..sched.compute import EvalCallback, WriteLate
 from ..sched.profile import Profiler
@@ -199,6 +199,12 @@ class GraphContext(ABC):
         self._graphs[key] = graph
         self.n_graphs_built += 1
         return graph
+
+    @property
+    def _runs_first(self) -> bool:
+        """True if graphs must run before the first request: all layers are on devices whose first
+        run is slow. With layers on others, these take longer."""
+        return not NO_WARM_UP() and all(d.first_run_is_slow for d in self.model.layers)
 
     def _set_threads(self, n_tokens: int) -> None:
         """Set the number of threads that the backends' next plans may use."""

@@ -183,7 +183,8 @@ class DecodeGraph(StepGraph):
         if hidden is not None:
             hidden[n:] = 0
             given = [run.hidden for run in ubatch.runs if run.hidden is not None]
-            np.concatenate(given, out=hidden[:n])
+            if given:
+                np.concatenate(given, out=hidden[:n])
 
     def _set_chosen(self, il: int, index: Index) -> None:
         """Write how many positions tokens attend to in layers like `il`, which has an indexer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from typing import Final
@@ -13,6 +14,10 @@ import pytest
 
 # also in the processes that tests start; tests that feed NaN on purpose use STRICT.set(0)
 os.environ.setdefault("LAMELLA_STRICT", "1")
+
+# an emulated GPU is slow; the test of this feature sets NO_WARM_UP.set(0)
+if "--cuda" not in sys.argv:
+    os.environ.setdefault("LAMELLA_NO_WARM_UP", "1")
 
 # one of several test processes has one processor: threads by default would wait for each other
 if "PYTEST_XDIST_WORKER" in os.environ:

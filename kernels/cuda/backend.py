@@ -111,6 +111,7 @@ class CudaBackend(Backend):
         results = Results(graph, self._results)
         plan = self._compile(graph, results)
         captured = self._captured(lambda: plan.launch(self.gpu, self.stream))
+        self.gpu.graph_upload(captured, self.stream)
         return CapturedPlan(plan, self.gpu, captured, self.work, results)
 
     def _captured(self, submit: Callable[[], None]) -> GraphExec:

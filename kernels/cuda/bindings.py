@@ -36,6 +36,7 @@ PORTABLE: Final = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all devices
 EXTERNAL: Final = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, not a mark of the capture
 MIN_ARCH: Final = 75  # Turing: the first with tensor cores for 8-bit integers
 MIN_DRIVER: Final = 12000
+HAS_FUNC_LOAD: Final = 12040  # the first driver with cuFuncLoad
 TOO_OLD: Final = "the NVIDIA driver is too old: it supports CUDA {}, 12.0 or newer is needed"
 
 
@@ -72,6 +73,10 @@ class CudaDriver:
             if "GetProcAddress" in str(e):
                 raise BackendError(TOO_OLD.format("11 at most")) from e
             raise BackendError("no NVIDIA driver is installed") from e
+
+    @property
+    def can_load_functions(self) -> bool:
+        return self._version >= HAS_FUNC_LOAD
 
     @property
     def version(self) -> str:
@@ -349,6 +354,8 @@ class CudaGpu:
 
     def function(self, module: Module, name: str, shared_memory: int) -> Function:
         found = Function(int(self._call("cuModuleGetFunction", module, name.encode())))
+        if self._driver.can_load_functions:
+            self._call("cuFuncLoad", found)  # or its first launch does
         # always set, because static memory counts too; the limit never shrinks
         if shared_memory > self._allowed.get((module, name), 0):
             self._allowed[module, name] = shared_memory
@@ -370,6 +377,9 @@ class CudaGpu:
             return GraphExec(int(self._call("cuGraphInstantiate", graph, 0)))
         finally:
             self._call("cuGraphDestroy", graph)
+
+    def graph_upload(self, graph: GraphExec, stream: Stream) -> None:
+        self._call("cuGraphUpload", graph, stream)
 
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
         self._submit("cuGraphLaunch", graph, stream)

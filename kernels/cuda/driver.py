@@ -114,12 +114,16 @@ class Gpu(Protocol):
     def load(self, image: bytes) -> Module: ...
     def unload(self, module: Module) -> None: ...
     def function(self, module: Module, name: str, shared_memory: int) -> Function:
-        """A kernel of a module. Its blocks may have `shared_memory` bytes of dynamic memory."""
+        """A kernel of a module, loaded. Its blocks may have `shared_memory` bytes of dynamic
+        memory."""
 
     # graphs
     def capture_begin(self, stream: Stream) -> None: ...
     def capture_end(self, stream: Stream) -> GraphExec:
         """The work submitted since `capture_begin` as a graph. None of it has run yet."""
+
+    def graph_upload(self, graph: GraphExec, stream: Stream) -> None:
+        """Prepare the first launch, in the order of the stream."""
 
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None: ...
     def graph_free(self, graph: GraphExec) -> None: ...

@@ -291,21 +291,21 @@ def events_are_recorded_waited_for_and_timed() -> None:
 
 
 def releases(call: Callable[[], None]) -> int:
-    """How many times a call lets a busy thread run, which then keeps the lock for 50 ms."""
+    """How many times a call lets a busy thread run, which then keeps the lock for 300 ms."""
     before, stop = sys.getswitchinterval(), Event()
 
     def work() -> None:
         while not stop.is_set():
             pass
 
-    sys.setswitchinterval(0.05)
+    sys.setswitchinterval(0.3)
     thread = Thread(target=work)
     thread.start()
     try:
-        with machine(time=1000):  # enough for the other thread to wake up
+        with machine(time=20_000):  # enough for the other thread to wake up
             begin = time.perf_counter()
             call()
-            return int((time.perf_counter() - begin) / 0.05)
+            return int((time.perf_counter() - begin) / 0.3)
     finally:
         stop.set()
         thread.join()
@@ -401,7 +401,8 @@ def a_kernel_gets_its_grid_and_words() -> None:
     stream, address = gpu.stream_new(), gpu.alloc(32)
     gpu.write(address, np.arange(4).view(np.uint8))
     function = loaded(gpu)
-    assert "cuModuleLoadData IMAGE of a kernel" in log()
+    calls = log()
+    assert "cuModuleLoadData IMAGE of a kernel" in calls and "cuFuncLoad" in calls
     given = words(address, 3, 100)
     gpu.launch(function, (7, 5, 3), 256, 1024, given, stream)
     given[:] = 0  # the kernel has a copy
@@ -431,6 +432,14 @@ def dynamic_shared_memory_is_requested() -> None:
     large = gpu.function(module, "add", 90 * KIB)
     gpu.launch(large, (1, 1, 1), 32, 90 * KIB, given, stream)
     gpu.unload(module)
+
+
+@check
+def a_driver_that_cannot_load_functions_is_not_asked() -> None:
+    with machine(version=12030):
+        gpu = gpus()[0]
+    loaded(gpu)
+    assert not log("cuFuncLoad")
 
 
 @check
@@ -464,6 +473,8 @@ def a_graph_runs_when_it_is_launched_and_again() -> None:
     assert "cuGraphInstantiate 3 nodes 0" in calls
     assert "cuGraphDestroy" in calls  # the captured graph is no longer needed
     assert numbers(gpu, address) == [0, 0, 0, 0]
+    gpu.graph_upload(graph, stream)
+    assert log("cuGraphUpload") and numbers(gpu, address) == [0, 0, 0, 0]
     for expected in (6, 12):
         gpu.graph_launch(graph, stream)
         gpu.stream_synchronize(stream)

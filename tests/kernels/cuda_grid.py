@@ -509,6 +509,13 @@ class GridGpu:
         return graph
 
     @verb()
+    def graph_upload(self, graph: GraphExec, stream: Stream) -> None:
+        if graph not in self._graphs:
+            fail("INVALID_HANDLE", f"no graph {graph}")
+        if self._stream(stream).captured is not None:
+            self._unsupported(stream, "an upload")
+
+    @verb()
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
         if graph not in self._graphs:
             fail("INVALID_HANDLE", f"no graph {graph}")

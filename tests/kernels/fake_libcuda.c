@@ -428,6 +428,12 @@ Result cuModuleGetFunction(Module **function, Module *module, const char *name) 
     return SUCCESS;
 }
 
+Result cuFuncLoad(Module *function) {
+    CALL(cuFuncLoad);
+    EXPECT(function->what == 'f', INVALID_HANDLE);
+    return SUCCESS;
+}
+
 Result cuFuncSetAttribute(Module *function, int attribute, int value) {
     CALL(cuFuncSetAttribute, " %d %d", attribute, value);
     EXPECT(function->what == 'f' && attribute == 8 && value <= 232448, INVALID_VALUE);
@@ -467,6 +473,13 @@ Result cuGraphDestroy(Graph *graph) {
     return SUCCESS;
 }
 
+Result cuGraphUpload(Graph *exec, Stream *stream) {
+    CALL(cuGraphUpload);
+    IN_CONTEXT(stream->context);
+    EXPECT(exec && !stream->captured, INVALID_VALUE);
+    return SUCCESS;
+}
+
 Result cuGraphLaunch(Graph *exec, Stream *stream) {
     CALL(cuGraphLaunch);
     IN_CONTEXT(stream->context);
@@ -503,7 +516,7 @@ Result cuGetExportTable(const void **table, const void *id) {
     F(cuModuleLoadData) F(cuModuleUnload) F(cuModuleGetFunction) F(cuFuncSetAttribute) \
     F(cuStreamBeginCapture) F(cuStreamEndCapture) F(cuGraphInstantiate) F(cuGraphDestroy) \
     F(cuGraphLaunch) F(cuGraphExecDestroy) F(cuStreamQuery) F(cuEventQuery) \
-    F(cuEventRecordWithFlags)
+    F(cuEventRecordWithFlags) F(cuGraphUpload) F(cuFuncLoad)
 
 /* Hands out every call; the versions that are asked for differ in names only. */
 Result cuGetProcAddress_v2(
