@@ -5,8 +5,8 @@
 The model is placed on a GPU whose driver does nothing, so nothing is compiled, copied or computed.
 All Python work for a token is done, from the batch to the 64 largest logits in host memory (with
 --whole: to all logits), with the input embedding on the CPU. Sampling and HTTP are not included.
-With --bindings, the calls go through NVIDIA's bindings to a library that does nothing; with --busy,
-another thread of Python computes meanwhile. Needs no GPU. The last line is JSON.
+With --bindings, the calls go through NVIDIA's bindings to a library that does nothing in 3 us each.
+With --busy, another thread of Python computes meanwhile. Needs no GPU. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from lamella.model.placement import Placement
 
 DRIVER: Final = Path(__file__).parents[1] / "tests/kernels/fake_libcuda.c"
 IDLE_DRIVER: Final = "LAMELLA_TEST_IDLE_DRIVER"  # set in the process that has the driver
+CALL_NS: Final = 3000  # of a call: about what a copy or a launch takes
 N_TOP: Final = 64
 MEMORY: Final = 1 << 40  # reported bytes; most of the reserved addresses are never used
 
@@ -168,8 +169,9 @@ def compute_until(stop: threading.Event) -> None:
 def run_with_driver() -> int:
     """Run this program again, with the driver of the tests that does nothing."""
     with tempfile.TemporaryDirectory(prefix="lamella-idle-") as folder:
-        command = ["cc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-DIDLE", "-shared", "-fPIC", "-o"]
-        subprocess.run([*command, f"{folder}/libcuda.so.1", DRIVER], check=True)
+        command = ["cc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-DIDLE", f"-DCALL_NS={CALL_NS}"]
+        output = ["-shared", "-fPIC", "-o", f"{folder}/libcuda.so.1"]
+        subprocess.run([*command, *output, DRIVER], check=True)
         variables = {**os.environ, "LD_LIBRARY_PATH": folder, IDLE_DRIVER: "1"}
         variables["FAKE_CUDA_ARCHS"] = "90"  # one device
         return subprocess.call([sys.executable, *sys.argv], env=variables)

@@ -17,13 +17,15 @@ machine:
     FAKE_CUDA_HIDE=cuStreamQuery             the driver does not hand out this call
 
 With -DOLD it is a driver from before CUDA 12, which lacks cuGetProcAddress_v2. With -DIDLE it does
-nothing and logs nothing, for benchmarks of the host: any image and any kernel is right. */
+nothing and logs nothing, for benchmarks of the host: any image and any kernel is right. With
+-DCALL_NS=3000 each call takes 3 us. */
 
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -69,6 +71,16 @@ static const int idle = 1;
 static const int idle = 0;
 #endif
 
+#ifndef CALL_NS
+#define CALL_NS 0
+#endif
+
+static int64_t clock_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
 static void say(const char *format, ...) {
     if (idle) return;
     va_list args;
@@ -107,6 +119,7 @@ static int arch(int device) {
         say(#name __VA_ARGS__); \
         say("\n"); \
         if (setting("FAKE_CUDA_TIME", 0)) usleep(setting("FAKE_CUDA_TIME", 0)); \
+        if (CALL_NS) for (int64_t end = clock_ns() + CALL_NS; clock_ns() < end;) {} \
         EXPECT(!wanted_error(#name), wanted_error(#name)); \
         EXPECT(initialized || !strcmp(#name, "cuInit"), NOT_INITIALIZED); \
     } while (0)
