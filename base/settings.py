@@ -124,6 +124,12 @@ NO_WARM_UP = Switch(
     0,
     "1 runs no graph on a GPU before the first request, which then waits for the driver.",
 )
+NO_FIT = Switch(
+    "LAMELLA_NO_FIT",
+    0,
+    "1 sizes kernels on every GPU as on an H100, and not by the GPU's own multiprocessors and "
+    "shared memory.",
+)
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,

@@ -32,6 +32,7 @@ from lamella.alloc.buffer import Bytes
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.bindings import CudaDriver
 from lamella.kernels.cuda.driver import GpuInfo
+from lamella.kernels.cuda.limits import H100
 from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaSource
 from lamella.model.batch import Batch
@@ -50,7 +51,7 @@ MEMORY: Final = 1 << 40  # reported bytes; most of the reserved addresses are ne
 class IdleGpu:
     """A GPU that performs no work. Its memory is host memory, so that results can be read."""
 
-    info = GpuInfo(0, "idle", 90, MEMORY, 132, 227 << 10, "0000:00:00.0")
+    info = GpuInfo(0, "idle", MEMORY, H100, "0000:00:00.0")
 
     def __init__(self) -> None:
         self._memory: dict[int, Bytes] = {}

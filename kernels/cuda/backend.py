@@ -196,6 +196,7 @@ class CudaBackend(Backend):
     def _compile(self, graph: Graph, results: Results | None = None) -> CudaPlan:
         plan = CudaPlan(
             graph,
+            self.device.kernels,
             self._address_of,
             self.device.library,
             lambda size: self.workspace(size).address,

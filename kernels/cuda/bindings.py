@@ -18,6 +18,7 @@ from ...alloc.buffer import Bytes
 from ...base.errors import BackendError, OutOfMemoryError
 from ...base.log import get_logger
 from .driver import Address, Event, Function, Gpu, GpuInfo, GraphExec, Module, Stream
+from .limits import Limits
 from .presence import install_command
 from .quick_calls import QuickCall, quick_calls
 from .table import Dim3
@@ -102,13 +103,21 @@ class CudaDriver:
             return int(self.call("cuDeviceGetAttribute", key, device))
 
         major = attribute("COMPUTE_CAPABILITY_MAJOR")
+        limits = Limits(
+            arch=10 * major + attribute("COMPUTE_CAPABILITY_MINOR"),
+            n_sm=attribute("MULTIPROCESSOR_COUNT"),
+            block_shared=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            sm_shared=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            reserved=attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+            sm_threads=attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+            sm_blocks=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+            sm_registers=attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        )
         return GpuInfo(
             index=index,
             name=_text(self.call("cuDeviceGetName", 256, device)),
-            arch=10 * major + attribute("COMPUTE_CAPABILITY_MINOR"),
             total=int(self.call("cuDeviceTotalMem", device)),
-            n_sm=attribute("MULTIPROCESSOR_COUNT"),
-            shared_memory=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            limits=limits,
             pci=_text(self.call("cuDeviceGetPCIBusId", 32, device)),
         )
 

@@ -14,13 +14,16 @@ from ...graph.op import Op
 from ...graph.tensor import Tensor
 from ...sched.backend import Caps, CompileProgress, Device, DeviceReport, DeviceType, KeepAlive
 from ..compute import address_of
+from ..plan.kernel_set import KernelSet
 from .backend import STAGED_BYTES, STAGING, CudaBackend, CudaEvent
 from .driver import Compiler, Gpu
-from .kernel_set import KERNELS
+from .kernel_set import kernels_for
 from .library import Library
+from .limits import sizes_of
 from .memory import CudaBufferType, PinnedBufferType
 from .plan import work_size
 from .results import RESULT_BYTES
+from .table import CudaCall
 
 MIN_OFFLOADED: Final = 32  # tokens from which on copying an op's weights is worth it (ggml-cuda.cu)
 DRIVER_BYTES: Final = 96 << 20  # of code and graphs; an H100's driver took 35 MiB for everything
@@ -57,6 +60,11 @@ class CudaDevice(Device):
         self._host_buffer_type = PinnedBufferType("CUDA_Host", gpu)
         self._staging = PinnedBufferType(f"{self.name}_Host", gpu)
 
+    @property
+    def kernels(self) -> KernelSet[CudaCall]:
+        """The kernels, with the sizes for this device."""
+        return kernels_for(sizes_of(self.gpu.info.limits))
+
     def memory(self) -> tuple[int, int]:
         return self.gpu.memory()
 
@@ -88,7 +96,7 @@ class CudaDevice(Device):
         return self._host_buffer_type
 
     def supports_op(self, op: Tensor) -> bool:
-        return KERNELS.supports(op)
+        return self.kernels.supports(op)
 
     def supports_buft(self, buft: BufferType) -> bool:
         return buft is self._buffer_type
@@ -97,10 +105,10 @@ class CudaDevice(Device):
         return _batch_size(op) >= MIN_OFFLOADED and self.supports_op(op)
 
     def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        return KERNELS.optimize(graph)
+        return self.kernels.optimize(graph)
 
     def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
-        return work_size(graph, address_of)
+        return work_size(graph, self.kernels, address_of)
 
     @property
     def backend_memory(self) -> Sequence[tuple[BufferType, int]]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...alloc.buffer import Bytes
+from .limits import Limits
 from .table import CudaSource, Dim3
 
 Address = int
@@ -27,18 +28,23 @@ GraphExec = NewType("GraphExec", int)
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """A device: its name, its architecture (`arch` is 90 for sm_90), and sizes in bytes.
-
-    `shared_memory` is the maximum of a block, `n_sm` the number of multiprocessors.
-    """
+    """A device: its name, its memory in bytes, and its limits."""
 
     index: int
     name: str
-    arch: int
     total: int
-    n_sm: int
-    shared_memory: int
+    limits: Limits
     pci: str
+
+    @property
+    def arch(self) -> int:
+        """The architecture: 90 for sm_90."""
+        return self.limits.arch
+
+    @property
+    def n_sm(self) -> int:
+        """The number of multiprocessors."""
+        return self.limits.n_sm
 
 
 class Gpu(Protocol):

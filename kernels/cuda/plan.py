@@ -20,11 +20,11 @@ from ...base.settings import NO_MERGE
 from ...graph.cost import Cost
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
+from ..plan.kernel_set import KernelSet
 from ..plan.params import Words, write_params
 from ..plan.steps import AddressOf, Step, depends, index_error
 from ..plan.timing import Part, merged_part, parts_of
 from .driver import Address, Function, Gpu, Stream
-from .kernel_set import KERNELS
 from .library import Library
 from .params import CALL, ERROR, MAX_PARTS, N_BLOCKS, N_WORDS, SCRATCH
 from .results import TO_HOST, Results, to_host
@@ -59,6 +59,7 @@ class CudaPlan:
     def __init__(
         self,
         graph: Graph,
+        kernels: KernelSet[CudaCall],
         address_of: AddressOf,
         library: Library,
         workspace: Callable[[int], Address],
@@ -66,7 +67,7 @@ class CudaPlan:
         numbers: Iterator[int],
         results: Results | None = None,
     ) -> None:
-        steps = KERNELS.steps_of(graph, address_of)
+        steps = kernels.steps_of(graph, address_of)
         copied = results.tensors if results else ()
         self.n_steps = len(steps.steps)  # without the copies of results
         for result in copied:
@@ -147,6 +148,6 @@ def _launch_of(calls: Sequence[CudaCall], words: Words, library: Library) -> Lau
     return Launch(len(calls), function, grid, first.block, shared_memory, words.reshape(-1))
 
 
-def work_size(graph: Graph, address_of: AddressOf) -> int:
+def work_size(graph: Graph, kernels: KernelSet[CudaCall], address_of: AddressOf) -> int:
     """Bytes of scratch memory that a plan needs."""
-    return KERNELS.steps_of(graph, address_of).scratch_layout(ALIGNMENT).size
+    return kernels.steps_of(graph, address_of).scratch_layout(ALIGNMENT).size

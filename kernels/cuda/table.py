@@ -1,19 +1,23 @@
 """The CUDA kernels: sources, kernel calls, and the tables of kernels by op and by chain.
 
-Each module of `ops/` adds its ops with `implements`, and its chains with `fuses`. Knows no memory,
-no driver and no compiler. Tested by tests/kernels/test_cuda_plan.py.
+Each module of `ops/` adds its ops with `implements`, and its chains with `fuses`. If the calls
+depend on the device's limits, with `implements_sized` and `fuses_sized`. Knows no memory, no driver
+and no compiler. Tested by tests/kernels/test_cuda_plan.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from ...graph.op import Op
 from ...graph.tensor import Tensor
 from ..plan.calls import Number, PreparedSource
+from ..plan.chains import NodeChain
 from ..plan.fusion import Fusers
 from ..plan.op_table import OpTable
+from .limits import Limits
 
 Define = str | int
 
@@ -79,3 +83,42 @@ class CudaCall(NamedTuple):
 OPS: Final = OpTable[CudaCall]()
 FUSERS: Final = Fusers[CudaCall]()
 implements, fuses = OPS.implements, FUSERS.fuses
+
+SizedCalls = Callable[[Tensor, Limits], Sequence[CudaCall]]
+SizedFuser = Callable[[Any, Limits], Sequence[CudaCall] | None]
+
+
+class SizedOp(NamedTuple):
+    """An op whose calls depend on the device's limits."""
+
+    supports: Callable[[Tensor, Limits], bool]
+    calls: SizedCalls
+
+
+SIZED_OPS: Final[dict[Op, SizedOp]] = {}
+SIZED_FUSERS: Final[dict[type[NodeChain], SizedFuser]] = {}
+
+
+def implements_sized(
+    *ops: Op, supports: Callable[[Tensor, Limits], bool]
+) -> Callable[[SizedCalls], SizedCalls]:
+    """Like `implements`, for functions of a node and the device's limits."""
+
+    def declare(calls: SizedCalls) -> SizedCalls:
+        for op in ops:
+            assert op not in SIZED_OPS and op not in OPS.entries, f"{op.name} is implemented twice"
+            SIZED_OPS[op] = SizedOp(supports, calls)
+        return calls
+
+    return declare
+
+
+def fuses_sized(kind: type[NodeChain]) -> Callable[[SizedFuser], SizedFuser]:
+    """Like `fuses`, for a function of a chain and the device's limits."""
+
+    def declare(fuser: SizedFuser) -> SizedFuser:
+        assert kind not in SIZED_FUSERS, f"{kind.__name__} is fused twice"
+        SIZED_FUSERS[kind] = fuser
+        return fuser
+
+    return declare

@@ -36,10 +36,12 @@ Fuser = Callable[[C], Sequence[CallT] | None]
 
 
 class Fusers(Generic[CallT]):
-    """A backend's kernels for chains."""
+    """A backend's kernels for chains: those of `others`, and more."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Fusers[CallT] | None = None) -> None:
         self._fusers: dict[type[NodeChain], list[Callable[[Any], Sequence[CallT] | None]]] = {}
+        if others is not None:
+            self._fusers |= {kind: [*fusers] for kind, fusers in others._fusers.items()}
 
     def fuses(self, kind: type[C]) -> Callable[[Fuser[C, CallT]], Fuser[C, CallT]]:
         """Declare a function from a chain to its calls; it returns None if it has no kernel.

@@ -23,6 +23,7 @@ from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.base.settings import CUDA_GIVES_LOCK
 from lamella.kernels.cuda.bindings import QUICK_BYTES, CudaDriver, CudaGpu
 from lamella.kernels.cuda.driver import Function, Stream
+from lamella.kernels.cuda.limits import H100
 from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaKernel, CudaSource
 
@@ -107,7 +108,7 @@ def devices_are_described() -> None:
     first, second = driver.gpus()
     info = first.info
     assert (info.index, info.name, info.arch, info.total) == (0, "Fake H100 0", 90, MEMORY)
-    assert (info.n_sm, info.shared_memory, info.pci) == (132, 232448, "0000:01:00.0")
+    assert (info.limits, info.pci) == (H100, "0000:01:00.0")
     assert (second.info.index, second.info.arch, second.info.pci) == (1, 80, "0000:02:00.0")
 
 

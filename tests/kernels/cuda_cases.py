@@ -23,9 +23,10 @@ from reference_run import ids, leaf, normal, with_prepared
 from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.cuda.kernel_set import KERNELS
+from lamella.kernels.cuda.kernel_set import KERNELS, kernels_for
+from lamella.kernels.cuda.limits import H100, Limits
 from lamella.kernels.cuda.results import to_host
-from lamella.kernels.cuda.table import FUSERS, OPS, CudaCall, CudaKernel
+from lamella.kernels.cuda.table import CudaCall, CudaKernel
 from lamella.kernels.plan.kernel_set import KernelSet
 from lamella.kernels.plan.op_table import OpTable
 from lamella.model.loader import load_model
@@ -144,11 +145,11 @@ def graph_calls(graph: Graph, fuse: bool = True) -> list[CudaCall]:
         return where[root] + (t.offset - root.offset if t.buffer is not None else t.view_offs)
 
     def table_of(node: Tensor) -> OpTable[CudaCall]:
-        return OPS if OPS.supports(node) else unsupported
+        return KERNELS.table_of(node) if KERNELS.supports(node) else unsupported
 
     unsupported = OpTable[CudaCall]()
     unsupported.implements(*Op)(lambda node: ())
-    kernels = KernelSet(table_of, FUSERS)
+    kernels = KernelSet(table_of, KERNELS.fusers)
     with NO_FUSION.set(not fuse):
         kernels.optimize(graph)
         return [step.call for step in kernels.steps_of(graph, address_of).steps]
@@ -200,6 +201,6 @@ def kernels_in_use() -> dict[CudaKernel, str]:
     return found
 
 
-def calls_of(node: Tensor) -> Iterator[CudaCall]:
+def calls_of(node: Tensor, limits: Limits = H100) -> Iterator[CudaCall]:
     """The calls of a node, prepared sources included."""
-    return with_prepared(KERNELS.calls_of(node))
+    return with_prepared(kernels_for(limits).calls_of(node))

@@ -25,6 +25,7 @@ from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from cuda_devices import DEVICES, MODELS
 from cuda_grid_compiler import GridCompiler, Library, has_compiler, load, needs_compiler
 from cuda_grid_memory import Memory
 
@@ -48,7 +49,6 @@ from lamella.kernels.plan.steps import MAX_PREPARED
 __all__ = ["GridCompiler", "GridDriver", "GridGpu", "has_compiler", "needs_compiler"]
 
 DEFAULT_MEMORY: Final = 2**30
-SHARED_MEMORY: Final = {75: 64, 86: 99, 89: 99, 120: 99, 80: 163, 90: 227}  # KiB of a block
 OPTED_IN: Final = 48 * 1024  # bytes of shared memory beyond which a function must opt in
 MAX_BLOCK: Final = 1024
 MOST_AT_ONCE: Final = 3  # pieces of work that a stream runs ahead at once
@@ -479,7 +479,7 @@ class GridGpu:
         found = self._modules[module]
         if not found.library.has(name):
             fail("NOT_FOUND", f"no kernel is named {name}")
-        if shared_memory > self.info.shared_memory:
+        if shared_memory > self.info.limits.block_shared:
             fail("INVALID_VALUE", f"{name}: {shared_memory} bytes of shared memory")
         function = found.functions.setdefault(name, Function(next(_HANDLES)))
         f = self._functions.setdefault(function, GridFunction(found, name))
@@ -576,10 +576,8 @@ class GridDriver:
                 GpuInfo(
                     index=i,
                     name=f"CUDA{i}",
-                    arch=arch,
                     total=memory,
-                    n_sm=8,
-                    shared_memory=SHARED_MEMORY[arch] * 1024,
+                    limits=DEVICES[MODELS[arch]],
                     pci=f"0000:{i + 1:02x}:00.0",
                 ),
                 eager,

@@ -27,8 +27,9 @@ from lamella.kernels.cuda.kernel_set import KERNELS
 from lamella.kernels.cuda.library import Library
 from lamella.kernels.cuda.ops.quantized import TYPES
 from lamella.kernels.cuda.plan import CudaPlan
-from lamella.kernels.cuda.table import OPS, CudaKernel, CudaSource, Dim3
+from lamella.kernels.cuda.table import OPS, SIZED_OPS, CudaCall, CudaKernel, CudaSource, Dim3
 from lamella.kernels.plan.calls import Number
+from lamella.kernels.plan.kernel_set import KernelSet
 from lamella.kernels.plan.params import PARAMS, PREPARED, TENSOR_WORDS
 
 ERROR_WORDS = 3
@@ -106,7 +107,7 @@ class Memory:
 
 def supports(node: Tensor) -> bool:
     """True if the CUDA kernels compute a node."""
-    return node.op in OPS.entries and KERNELS.supports(node)
+    return node.op in (*OPS.entries, *SIZED_OPS) and KERNELS.supports(node)
 
 
 def run_nodes(*nodes: Tensor) -> CudaPlan:
@@ -114,7 +115,7 @@ def run_nodes(*nodes: Tensor) -> CudaPlan:
     return run(graph_of(*nodes))
 
 
-def run(graph: Graph, reverse: bool = False) -> CudaPlan:
+def run(graph: Graph, reverse: bool = False, kernels: KernelSet[CudaCall] = KERNELS) -> CudaPlan:
     """Compute a graph by a plan. Its tensors' memory is NumPy arrays, `tensor.buffer`. Nothing but
     the nodes may be written.
 
@@ -139,7 +140,7 @@ def run(graph: Graph, reverse: bool = False) -> CudaPlan:
     def address_of(_: Tensor, t: Tensor) -> int:
         return memory.address(t.root.buffer) + t.offset
 
-    plan = CudaPlan(graph, address_of, on.library, memory.alloc, error, count(1))
+    plan = CudaPlan(graph, kernels, address_of, on.library, memory.alloc, error, count(1))
     plan.launch(on.gpu, on.stream)
     on.gpu.stream_synchronize(on.stream)
     for root in written.values():
@@ -160,7 +161,11 @@ def run(graph: Graph, reverse: bool = False) -> CudaPlan:
 
 
 def compute(
-    node: Tensor, over: Tensor | None = None, shift: int = 0, reverse: bool = False
+    node: Tensor,
+    over: Tensor | None = None,
+    shift: int = 0,
+    reverse: bool = False,
+    kernels: KernelSet[CudaCall] = KERNELS,
 ) -> Array:
     """Compute a node with the CUDA kernels and return its array. Nothing else may be written.
 
@@ -169,9 +174,10 @@ def compute(
         over: a tensor whose memory the result shares.
         shift: bytes off the alignment.
         reverse: run later warps and lanes first.
+        kernels: with the sizes for a device.
     """
     cpu_run.prepare(node, over, shift)
-    run(graph_of(node), reverse)
+    run(graph_of(node), reverse, kernels)
     cpu_run.check_guards(node)
     return data(node)
 

@@ -182,6 +182,11 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 76: *value = arch(device) % 10; return SUCCESS;
         case 16: *value = 132; return SUCCESS;    /* multiprocessors */
         case 97: *value = 232448; return SUCCESS; /* shared memory of a block, opt-in */
+        case 81: *value = 233472; return SUCCESS; /* shared memory of a multiprocessor */
+        case 111: *value = 1024; return SUCCESS;  /* of which each block takes these for itself */
+        case 39: *value = 2048; return SUCCESS;   /* threads of a multiprocessor */
+        case 106: *value = 32; return SUCCESS;    /* blocks of a multiprocessor */
+        case 82: *value = 65536; return SUCCESS;  /* registers of a multiprocessor */
         default: return INVALID_VALUE;
     }
 }

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import platformdirs
 import pytest
 from cuda_cases import calls_of, kernels_in_use
+from cuda_devices import DEVICES, MODELS
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
@@ -32,7 +33,7 @@ from lamella.kernels.host import usable_cpus
 ARCH: Final = 90
 OLDEST: Final = 75
 NEWEST: Final = 120
-BETWEEN: Final = (80, 89)
+BETWEEN: Final = (80, 86, 89)
 STATIC_SHARED: Final = 48 * 1024  # bytes of static shared memory that every device has
 TOY: Final = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 
@@ -84,8 +85,8 @@ def hot_nodes() -> Iterator[Tensor]:
             yield attention(head_dim, type)
 
 
-def sources_of(node: Tensor) -> set[CudaSource]:
-    return {call.kernel.source for call in calls_of(node)}
+def sources_of(node: Tensor, arch: int = ARCH) -> set[CudaSource]:
+    return {call.kernel.source for call in calls_of(node, DEVICES[MODELS[arch]])}
 
 
 # Bytes that kernels may spill, in stores and loads: sums over 128 elements of values, queries of
@@ -114,7 +115,9 @@ def wanted(full: bool) -> list[Key]:
     chosen |= {(s, NEWEST) for s in typed}
     if full:
         chosen |= {(s, ARCH) for s in sources}
-        chosen |= {(s, arch) for s in hot | last for arch in (OLDEST, *BETWEEN, NEWEST)}
+        for arch in (OLDEST, *BETWEEN, NEWEST):
+            own = {s for node in hot_nodes() for s in sources_of(node, arch)}
+            chosen |= {(s, arch) for s in own | last}
     return sorted(chosen, key=str)
 
 

@@ -65,7 +65,7 @@ def kernel_of(node: Tensor) -> str:
 @pytest.fixture
 def eager_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use tiles even for matrices of few tiles."""
-    monkeypatch.setattr(floats, "ENOUGH_BLOCKS", 1)
+    monkeypatch.setattr(floats, "BUSY_PARTS", (0, 1))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -141,7 +141,8 @@ def test_a_plan_is_captured(use: Use) -> None:
     gpu.fill(address, 0, 8)
     node = use(Op.SQR, call("toy_count", 3, block=64, shared_memory=512))(zeros(1))
     library = Library(gpu, GridCompiler())
-    plan = CudaPlan(graph_of(node, node), lambda *_: address, library, gpu.alloc, error, count(1))
+    twice = graph_of(node, node)
+    plan = CudaPlan(twice, KERNELS, lambda *_: address, library, gpu.alloc, error, count(1))
     gpu.capture_begin(stream)
     plan.launch(gpu, stream)
     graph = gpu.capture_end(stream)
@@ -295,7 +296,7 @@ def test_plans_number_their_calls_together(use: Use) -> None:
     library, numbers = Library(gpu, GridCompiler()), count(1)
     node = use(Op.SQR, *[call("toy_fail_at", 9, 9)] * 2)(zeros(1))
     plans = [
-        CudaPlan(graph_of(node), lambda *_: address, library, gpu.alloc, error, numbers)
+        CudaPlan(graph_of(node), KERNELS, lambda *_: address, library, gpu.alloc, error, numbers)
         for _ in range(2)
     ]
     calls = [one.words[params.CALL] for plan in plans for one in plan.launches]

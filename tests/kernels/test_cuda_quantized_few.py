@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import cuda_run
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 from cuda_grid import needs_compiler
 from packed_run import random_weights
 from quantized_blocks import CHUNK
@@ -26,6 +27,7 @@ from quantized_run import (
 from reference_run import Array, data, each_type, ids, leaf, located, normal, values_of
 
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
+from lamella.kernels.cuda.kernel_set import kernels_for
 from lamella.kernels.cuda.ops import quantized
 from lamella.kernels.cuda.ops.activations import q8_column_bytes
 from lamella.kernels.cuda.table import CudaSource
@@ -60,11 +62,13 @@ def test_sums_of_long_rows_are_added_in_several_rounds(type: GGMLType) -> None:
 @each_type((GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.Q6_K))
 def test_long_rows_take_smaller_blocks(type: GGMLType) -> None:
     """Until they do not fit in a block's shared memory: then another kernel takes them."""
-    shapes = set()
+    shapes, small = set(), DEVICES["T4"]
     for n in (8, 40, 112, 150, 200):
         w, x = weights(type, 9, n * CHUNK), normal(1, n * CHUNK, seed=1)
-        assert (product(FEW, w, x) == expected(w, x)).all(), n
-        (call,) = quantized.calls(ops.mul_mat(w, leaf(x)))
+        node = ops.mul_mat(w, leaf(x))
+        bits = bits_of(cuda_run.compute(node, kernels=kernels_for(small)))
+        assert (bits == expected(w, x)).all(), n
+        (call,) = quantized.calls(node, small)
         shapes.add((call.kernel.name, call.block < 128))
     assert shapes == {("mul_mat_one", False), ("mul_mat_one", True), ("mul_mat_vec", False)}
 
@@ -201,10 +205,11 @@ def test_experts_whose_rows_have_gaps_or_are_too_long_are_left_to_the_cpu() -> N
     chosen, columns = ids(np.zeros((2, 3), int)), leaf(normal(2, 1, 256))
     whole = random_weights(GGMLType.Q4_0, 6, 40, 256)
     every_second = ops.view(whole, (256, 20, 6), (whole.nb[0], 2 * whole.nb[1], whole.nb[2]))
-    assert quantized.supports(ops.mul_mat_id(whole, columns, chosen))
-    assert not quantized.supports(ops.mul_mat_id(every_second, columns, chosen))
+    small = DEVICES["T4"]
+    assert quantized.supports(ops.mul_mat_id(whole, columns, chosen), small)
+    assert not quantized.supports(ops.mul_mat_id(every_second, columns, chosen), small)
     long, columns = (
         Tensor(GGMLType.Q4_0, (200 * CHUNK, 8, 6)),
         Tensor(GGMLType.F32, (200 * CHUNK, 1, 2)),
     )
-    assert not quantized.supports(ops.mul_mat_id(long, columns, chosen))
+    assert not quantized.supports(ops.mul_mat_id(long, columns, chosen), small)

@@ -14,6 +14,7 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda import registry as cuda
 from lamella.kernels.cuda.device import CudaDevice
 from lamella.kernels.cuda.driver import Compiler, Driver, Gpu, GpuInfo
+from lamella.kernels.cuda.limits import H100
 from lamella.kernels.cuda.registry import CudaRegistry, open_cuda
 from lamella.kernels.devices import (
     find_buffer_type,
@@ -33,7 +34,7 @@ class NamedGpu:
     """A GPU that has only a description."""
 
     def __init__(self, index: int) -> None:
-        self.info = GpuInfo(index, "Toy", 90, 2**30, 132, 232448, "0000:00:00.0")
+        self.info = GpuInfo(index, "Toy", 2**30, H100, "0000:00:00.0")
 
 
 class NamedGpus:

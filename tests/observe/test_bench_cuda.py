@@ -24,8 +24,8 @@ from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.graph.op import VIEW_OPS
 from lamella.graph.tensor import OUTPUT
 from lamella.kernels import devices
+from lamella.kernels.cuda.kernel_set import KERNELS
 from lamella.kernels.cuda.registry import CudaRegistry, open_cuda
-from lamella.kernels.cuda.table import FUSERS
 from lamella.kernels.plan.fusion import find_chains
 from lamella.observe.bench import BenchTest
 
@@ -129,7 +129,7 @@ def test_costs_of_cases_equal_those_of_their_nodes(case: GpuCase) -> None:
 def test_several_nodes_of_a_case_are_one_chain(case: GpuCase) -> None:
     graph = Graph(case.build(Shapes(), 0))
     nodes = [node for node in graph.nodes if node.op not in VIEW_OPS]
-    chains = find_chains(graph, FUSERS)
+    chains = find_chains(graph, KERNELS.fusers)
     assert [list(chain.nodes) for chain, _ in chains] == ([nodes] if len(nodes) > 1 else [])
 
 

@@ -16,12 +16,13 @@ from ....graph.ops.check import FLOATS
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ...plan.calls import PreparedSource
+from ..limits import H100, Limits
 from ..table import CudaCall, CudaKernel, CudaSource
 
 PADDING: Final = 256  # elements; prepared columns are padded with zeros to a multiple
 PACK_THREADS: Final = 128
 PACKED_AT_ONCE: Final = 8 * PACK_THREADS  # elements that a block packs
-ENOUGH_BLOCKS: Final = 96  # blocks that keep a GPU busy, so that no warps share a row
+BUSY_PARTS: Final = 8, 11  # of the multiprocessors that have a block; then no warps share a row
 
 N_WARPS: Final = 8  # warps of a block whose warps share rows
 ROUND_BYTES: Final = 4096  # bytes of shared memory for the sums of a warp
@@ -95,8 +96,9 @@ def supports(node: Tensor) -> bool:
     return a.type in WEIGHTS and a.has_contiguous_rows and b.type in FLOATS
 
 
-def calls(node: Tensor) -> Sequence[CudaCall]:
+def calls(node: Tensor, limits: Limits = H100) -> Sequence[CudaCall]:
     """The call of a MUL_MAT or MUL_MAT_ID that `supports` accepts."""
+    enough_blocks = limits.n_sm * BUSY_PARTS[0] // BUSY_PARTS[1]
     a, b = node.src[:2]
     weights = WEIGHTS[a.type]
     if node.op is Op.MUL_MAT_ID:
@@ -109,7 +111,7 @@ def calls(node: Tensor) -> Sequence[CudaCall]:
     n = b.n_rows // n_groups
     for tiles in weights.tiles:
         blocks = _ceil(a.ne[1], tiles.rows) * _ceil(n, tiles.columns) * n_groups
-        if n > tiles.columns // 2 and blocks >= ENOUGH_BLOCKS:
+        if n > tiles.columns // 2 and blocks >= enough_blocks:
             return [_tiles_call(node, weights, tiles, n, n_groups)]
     enough = (v for v in weights.vectors if v.columns >= n)
     return [_vectors_call(node, weights, next(enough, weights.vectors[-1]), n, n_groups)]

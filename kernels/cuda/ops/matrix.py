@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ...plan.chains import GateUp
-from ..table import CudaCall, fuses, implements
+from ..limits import Limits
+from ..table import CudaCall, fuses_sized, implements_sized
 from . import floats, quantized, tensor_core
 
 
@@ -23,23 +24,25 @@ def _is_few(node: Tensor) -> bool:
     return node.src[2].n_elements <= max(quantized.COLUMNS, node.src[0].ne[2])
 
 
-def _supports(node: Tensor) -> bool:
-    return quantized.supports(node) if node.src[0].type.is_quantized else floats.supports(node)
+def _supports(node: Tensor, limits: Limits) -> bool:
+    if node.src[0].type.is_quantized:
+        return quantized.supports(node, limits)
+    return floats.supports(node)
 
 
-@implements(Op.MUL_MAT, Op.MUL_MAT_ID, supports=_supports)
-def _product(node: Tensor) -> Sequence[CudaCall]:
+@implements_sized(Op.MUL_MAT, Op.MUL_MAT_ID, supports=_supports)
+def _product(node: Tensor, limits: Limits) -> Sequence[CudaCall]:
     if not node.src[0].type.is_quantized:
-        return floats.calls(node)
+        return floats.calls(node, limits)
     if _is_few(node) or not tensor_core.supports(node):
-        return quantized.calls(node)
-    return tensor_core.calls(node)
+        return quantized.calls(node, limits)
+    return tensor_core.calls(node, limits)
 
 
-@fuses(GateUp)
-def _gate_up(chain: GateUp) -> Sequence[CudaCall] | None:
+@fuses_sized(GateUp)
+def _gate_up(chain: GateUp, limits: Limits) -> Sequence[CudaCall] | None:
     if not chain.gate.src[0].type.is_quantized:
         return None
     if _is_few(chain.gate):
-        return quantized.gate_up_calls(chain)
-    return tensor_core.gate_up_calls(chain)
+        return quantized.gate_up_calls(chain, limits)
+    return tensor_core.gate_up_calls(chain, limits)

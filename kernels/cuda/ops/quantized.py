@@ -15,6 +15,7 @@ from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ...plan.calls import Number
 from ...plan.chains import GateUp
+from ..limits import H100, Limits
 from ..table import CudaCall, CudaKernel, CudaSource, Dim3
 from .activations import BLOCK, CHUNK, can_prepare_q8, n_chunks, prepared_q8
 from .elementwise import gate_of
@@ -48,13 +49,17 @@ COLUMN_SLOT: Final = CHUNK + 8 * CHUNK // BLOCK + PIECE  # bytes of a chunk of a
 # as in src/mul_mat_vec.cu
 ROWS: Final = 16
 STAGES: Final = 2
-WARPS: Final = 4
-N_SUMS: Final = 8
+FEW_WARPS: Final = range(4, 9)  # of a block, the best first
+FEW_REGISTERS: Final = 168  # of a thread, at most
+ENOUGH_FEW: Final = 12  # warps on a multiprocessor
 
 # of src/mul_mat_one.cu
-MOST_SHARED: Final = 64 << 10  # bytes of a block that every device has
-SHAPES: Final = ((4, 2), (4, 1), (2, 1), (1, 1))  # (warps, stages) of a block, the best first
-MOST_WARPS: Final = 1056  # 8 on each multiprocessor of a large GPU; more were slower
+SHAPES: Final = (  # (warps, stages) of a block, the best first
+    *((4, 2), (6, 2), (8, 2)),
+    *((4, 1), (6, 1), (8, 1), (2, 1), (1, 1)),
+)
+ONE_REGISTERS: Final = 128  # of a thread, at most
+ENOUGH_ONE: Final = 8  # warps on a multiprocessor; more were slower
 MOST_IDLE: Final = 0.1  # share of lanes, if there are tiles of that few rows
 MOST_TILE_ROWS: Final = 16
 
@@ -79,34 +84,79 @@ def _chunk_bytes(type: GGMLType) -> int:
     return CHUNK // type.block_size * type.type_size
 
 
+class Shape(NamedTuple):
+    """Warps and stages of a block, its bytes of dynamic shared memory, and how many of its warps a
+    multiprocessor runs at once."""
+
+    warps: int
+    stages: int
+    shared: int
+    resident: int
+
+
 def _call(
-    node: Tensor, tensors: Sequence[Tensor] = (), gate: Sequence[Number] = ()
+    node: Tensor, limits: Limits, tensors: Sequence[Tensor] = (), gate: Sequence[Number] = ()
 ) -> CudaCall | None:
     """The call of a product, or of two if there is a gate; None if there is no kernel."""
     if node.op is Op.MUL_MAT_ID:
-        return _call_of_one(node, tensors, gate)
-    one = _call_of_one(node, tensors, gate) if node.src[1].ne[1] == 1 else None
-    return one or _call_of_few(node, tensors, gate)
+        return _call_of_one(node, limits, tensors, gate)
+    one = _call_of_one(node, limits, tensors, gate) if node.src[1].ne[1] == 1 else None
+    return one or _call_of_few(node, limits, tensors, gate)
 
 
-def _call_of_few(node: Tensor, tensors: Sequence[Tensor], gate: Sequence[Number]) -> CudaCall:
+def shape_of_few(type: GGMLType, limits: Limits) -> Shape:
+    """The block of src/mul_mat_vec.cu with the most warps at once."""
+    n_pieces = -(-(_chunk_bytes(type) + PIECE - 1) // PIECE) | 1
+    stage = ROWS * PIECE * n_pieces + COLUMNS * COLUMN_SLOT
+
+    def shape(warps: int) -> Shape:
+        shared = warps * STAGES * (stage + 4 * ROWS * COLUMNS)
+        resident = _resident(type, limits, warps, shared, FEW_REGISTERS)
+        return Shape(warps, STAGES, shared, resident)
+
+    return max(map(shape, FEW_WARPS), key=lambda s: min(s.resident, ENOUGH_FEW))
+
+
+def shape_of_one(type: GGMLType, chunks: int, is_gated: bool, limits: Limits) -> Shape | None:
+    """The block of src/mul_mat_one.cu with enough warps at once, then the most stages; None if
+    chunks of a column do not fit."""
+    stage = -(-WARP * _chunk_bytes(type) // PIECE) * PIECE + PIECE
+    sums = 4 * _tile_rows(chunks) * chunks * (2 if is_gated else 1)
+
+    def shape(warps: int, stages: int) -> Shape:
+        shared = chunks * COLUMN_SLOT + warps * (stages * stage + sums)
+        resident = _resident(type, limits, warps, shared, ONE_REGISTERS)
+        return Shape(warps, stages, shared, resident)
+
+    shapes = [shape(*s) for s in SHAPES]
+    best = max(shapes, key=lambda s: (min(s.resident, ENOUGH_ONE), s.stages))
+    return best if best.resident else None
+
+
+def _resident(type: GGMLType, limits: Limits, warps: int, shared: int, registers: int) -> int:
+    """The warps of a block that a multiprocessor runs at once."""
+    shared += GRID_BYTES.get(type, 0)
+    return warps * limits.resident(WARP * warps, shared, registers)
+
+
+def _call_of_few(
+    node: Tensor, limits: Limits, tensors: Sequence[Tensor], gate: Sequence[Number]
+) -> CudaCall:
     """The call for groups of columns."""
     a, x = node.src[:2]
-    n_pieces = -(-(_chunk_bytes(a.type) + PIECE - 1) // PIECE) | 1
-    stage = ROWS * PIECE * n_pieces + COLUMNS * COLUMN_SLOT
-    shared = WARPS * STAGES * stage + 4 * N_SUMS * ROWS * COLUMNS
-    source = CudaSource.of("mul_mat_vec.cu", TYPE=a.type.name, THREADS=WARP * WARPS, SHARED=shared)
+    warps, _, shared, _ = shape_of_few(a.type, limits)
+    source = CudaSource.of("mul_mat_vec.cu", TYPE=a.type.name, THREADS=WARP * warps, SHARED=shared)
     names = _names(node)
     tiles = -(-a.ne[1] // (ROWS // 2 if gate else ROWS))
     groups = -(-x.ne[1] // COLUMNS)
     kernel = CudaKernel(source, f"{names.gated if gate else names.single}_vec", merges=not gate)
     grid: Dim3 = (tiles * groups, *names.others)
     columns = [prepared_q8(x)]
-    return CudaCall(kernel, grid, WARP * WARPS, gate, shared, prepared=columns, tensors=tensors)
+    return CudaCall(kernel, grid, WARP * warps, gate, shared, prepared=columns, tensors=tensors)
 
 
 def _call_of_one(
-    node: Tensor, tensors: Sequence[Tensor], gate: Sequence[Number]
+    node: Tensor, limits: Limits, tensors: Sequence[Tensor], gate: Sequence[Number]
 ) -> CudaCall | None:
     """The call for one column, or for pairs of a token and an expert; None if rows are too long, or
     not consecutive."""
@@ -116,20 +166,16 @@ def _call_of_one(
     chunks = n_chunks(a.ne[0])
     rows = _tile_rows(chunks)
     tiles, batches = -(-a.ne[1] // rows), -(-rows * chunks // WARP)
-    stage = -(-WARP * _chunk_bytes(a.type) // PIECE) * PIECE + PIECE
-    sums = 4 * rows * chunks * (2 if gate else 1)
-    most_shared = MOST_SHARED - GRID_BYTES.get(a.type, 0)
-    for warps, stages in SHAPES:
-        shared = chunks * COLUMN_SLOT + warps * (stages * stage + sums)
-        if shared <= most_shared:
-            break
-    else:
+    shape = shape_of_one(a.type, chunks, bool(gate), limits)
+    if shape is None:
         return None
+    warps, stages, shared, resident = shape
     names = _names(node)
     source = CudaSource.of("mul_mat_one.cu", TYPE=a.type.name, T=x.type.name)
     merges = not gate and node.op is Op.MUL_MAT
     kernel = CudaKernel(source, f"{names.gated if gate else names.single}_one", merges)
-    most = max(1, MOST_WARPS // (names.others[0] * names.others[1]))
+    most_warps = min(resident, ENOUGH_ONE) * limits.n_sm
+    most = max(1, most_warps // (names.others[0] * names.others[1]))
     grid: Dim3 = (-(-min(tiles, most) // warps), *names.others)
     params = (*(gate or (0, 0.0, 0.0)), rows, stages, chunks, batches, tiles)
     return CudaCall(kernel, grid, WARP * warps, params, shared, tensors=tensors)
@@ -144,7 +190,7 @@ def _tile_rows(chunks: int) -> int:
     return MOST_TILE_ROWS
 
 
-def supports(node: Tensor) -> bool:
+def supports(node: Tensor, limits: Limits = H100) -> bool:
     """True if `calls` accepts the node."""
     a, x = node.src[:2]
     n = x.ne[2] * x.ne[3] if node.op is Op.MUL_MAT else max(node.ne[1:3])
@@ -152,27 +198,28 @@ def supports(node: Tensor) -> bool:
         return False
     if a.type not in TYPES or not a.has_contiguous_rows or not can_prepare_q8(x):
         return False
-    return node.op is not Op.MUL_MAT_ID or _call_of_one(node, (), ()) is not None
+    return node.op is not Op.MUL_MAT_ID or _call_of_one(node, limits, (), ()) is not None
 
 
-def calls(node: Tensor) -> Sequence[CudaCall]:
+def calls(node: Tensor, limits: Limits = H100) -> Sequence[CudaCall]:
     """The calls of a MUL_MAT or MUL_MAT_ID."""
-    call = _call(node)
+    call = _call(node, limits)
     assert call is not None, f"{node!r} is not supported"
     return [call]
 
 
-def can_gate(chain: GateUp) -> bool:
+def can_gate(chain: GateUp, limits: Limits) -> bool:
     """True if one kernel can compute the chain: both matrices have the same layout, without gaps
     in rows."""
     a, b, glu = chain.gate.src[0], chain.up.src[0], chain.glu
     alike = (a.type, a.ne, a.nb) == (b.type, b.ne, b.nb)
-    return alike and supports(chain.gate) and glu.type is GGMLType.F32 and glu.has_contiguous_rows
+    is_supported = alike and supports(chain.gate, limits)
+    return is_supported and glu.type is GGMLType.F32 and glu.has_contiguous_rows
 
 
-def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
+def gate_up_calls(chain: GateUp, limits: Limits) -> Sequence[CudaCall] | None:
     """The calls of two products and their GLU; None if there is no kernel."""
-    if not can_gate(chain):
+    if not can_gate(chain, limits):
         return None
-    call = _call(chain.gate, chain.tensors, gate_of(chain.glu))
+    call = _call(chain.gate, limits, chain.tensors, gate_of(chain.glu))
     return None if call is None else [call]

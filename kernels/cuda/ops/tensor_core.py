@@ -18,14 +18,15 @@ from ....graph.types import GGMLType
 from ...plan.calls import Number, PreparedSource
 from ...plan.chains import GateUp
 from ...plan.node_params import glu_scalars
+from ..limits import H100, Limits
 from ..table import CudaCall, CudaKernel, CudaSource
 from . import quantized
 from .activations import CHUNK, can_prepare_q8, prepared_q8
 
 GROUP_THREADS: Final = 256  # threads of a block of src/group_by_expert.cu
-ENOUGH_BLOCKS: Final = 120  # blocks that fill a large GPU
-MOST_SHARED_MEMORY: Final = 64 * 1024  # bytes of a block that every architecture supports
-MOST_STAGES: Final = 4
+BUSY_PARTS: Final = 10, 11  # of the multiprocessors that have a block: the GPU is filled
+ENOUGH_RESIDENT: Final = 2  # blocks on a multiprocessor
+STAGES: Final = (4, 3, 2)
 MOST_BLOCKS: Final = 65535  # in the grid's dimensions y (columns) and z (matrices)
 
 # as in src/tiles.cuh
@@ -67,6 +68,12 @@ class Tile(NamedTuple):
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_k
 
+    @property
+    def blocks_per_sm(self) -> int:
+        """As in src/mul_mat_mma.cu: limits the registers."""
+        warps = 8 if self.mt == 2 or self.nt == 8 else 12 if self.nt == 4 else 16
+        return 32 * warps // self.threads
+
 
 # the largest first
 TILES: Final = (
@@ -90,19 +97,21 @@ def supports(node: Tensor) -> bool:
     return n_columns // NARROWEST + a.ne[2] * a.ne[3] <= MOST_BLOCKS
 
 
-def calls(node: Tensor) -> Sequence[CudaCall]:
+def calls(node: Tensor, limits: Limits) -> Sequence[CudaCall]:
     """The call that computes a product."""
-    return [tile_call(node, _tile(node, TILES, 1))]
+    return [tile_call(node, _tile(node, TILES, 1, limits), limits)]
 
 
-def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
+def gate_up_calls(chain: GateUp, limits: Limits) -> Sequence[CudaCall] | None:
     """The call that computes two products and their GLU; None if there is no kernel."""
-    if not supports(chain.gate) or not quantized.can_gate(chain):
+    if not supports(chain.gate) or not quantized.can_gate(chain, limits):
         return None
-    return [tile_call(chain.gate, _tile(chain.gate, GATED_TILES, 2), chain)]
+    return [tile_call(chain.gate, _tile(chain.gate, GATED_TILES, 2, limits), limits, chain)]
 
 
-def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall:
+def tile_call(
+    node: Tensor, tile: Tile, limits: Limits = H100, chain: GateUp | None = None
+) -> CudaCall:
     """The call that computes a product, or the chain whose gate it is, in tiles of this shape."""
     a, x, *ids = node.src
     n_matrices, gate, scalars = 1, 0, (0.0, 0.0)
@@ -110,7 +119,7 @@ def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall
     if chain is not None:
         n_matrices, gate = 2, int(params_of(chain.glu, GluParams).op)
         tensors, scalars = chain.tensors, glu_scalars(chain.glu)
-    stages, stage = _stages(a.type, tile)
+    stages, stage = stages_of(a.type, tile, limits)
     source = CudaSource.of(
         "mul_mat_mma.cu",
         TYPE=a.type.name,
@@ -154,7 +163,7 @@ def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> PreparedSourc
     return PreparedSource(ids, ("by expert", n_experts), size, [made])
 
 
-def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int) -> Tile:
+def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int, limits: Limits = H100) -> Tile:
     """The largest tile that gives enough blocks and whose columns are more than half full. If there
     is none, the tile that gives the most blocks."""
     a, x = node.src[:2]
@@ -171,17 +180,25 @@ def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int) -> Tile:
         return n_groups * rows * _ceil(n, tile.columns)
 
     filled = [t for t in tiles if t.columns < 2 * n or t.columns == NARROWEST]
-    enough = (t for t in filled if n_blocks(t) >= ENOUGH_BLOCKS)
+    enough_blocks = limits.n_sm * BUSY_PARTS[0] // BUSY_PARTS[1]
+    enough = (t for t in filled if n_blocks(t) >= enough_blocks)
     return next(enough, max(filled, key=n_blocks))
 
 
-def _stages(type: GGMLType, tile: Tile) -> tuple[int, int]:
-    """The number of stages in shared memory, and the bytes of a stage."""
+def stages_of(type: GGMLType, tile: Tile, limits: Limits) -> tuple[int, int]:
+    """The number of stages in shared memory, and the bytes of a stage: as many stages as leave a
+    multiprocessor enough blocks."""
     columns = STEP + PIECE * (3 if type in WITH_MIN else 1)
     stage = tile.warps_k * (tile.rows * _row_slot(type) + tile.columns * columns)
     others = 12 * tile.columns + _sums(tile) + quantized.GRID_BYTES.get(type, 0)
-    stages = min(MOST_STAGES, (MOST_SHARED_MEMORY - others) // stage)
-    assert stages >= 2, f"{type.name}: {tile} needs {stage} bytes for a stage"
+    registers = limits.registers(tile.threads, tile.blocks_per_sm)
+
+    def n_blocks(stages: int) -> int:
+        blocks = limits.resident(tile.threads, stages * stage + others, registers)
+        return min(blocks, ENOUGH_RESIDENT)
+
+    stages = max(STAGES, key=n_blocks)
+    assert n_blocks(stages), f"{type.name}: {tile} needs {stage} bytes for a stage"
     return stages, stage
 
 

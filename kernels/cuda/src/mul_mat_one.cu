@@ -16,8 +16,8 @@
 
 typedef TYPE Type;
 
-constexpr int MAX_THREADS = 128;
-constexpr int BLOCKS_PER_SM = 4;  // limits the registers
+constexpr int MAX_THREADS = 256;
+constexpr int BLOCKS_PER_SM = 2;  // limits the registers
 constexpr int PIECE = 16;
 constexpr int STAGE = (WARP * Type::BYTES + PIECE - 1) / PIECE * PIECE + PIECE;
 constexpr int SCALES = CHUNK, SUMS = CHUNK + 4 * CHUNK_BLOCKS;  // within a chunk of the column

@@ -27,13 +27,12 @@ constexpr int COLUMN_SLOT = CHUNK + 8 * CHUNK_BLOCKS + PIECE;
 constexpr int COLUMNS = ROWS * ROW_SLOT;  // where columns begin
 constexpr int STAGE = COLUMNS + N_COLS * COLUMN_SLOT;
 
-// Warps and chunks' sums, limited by the 64 KiB that every device has.
-constexpr int WARPS = 4;
-constexpr int N_SUMS = 8;
+constexpr int WARPS = THREADS / WARP;
+constexpr int N_SUMS = STAGES * WARPS;  // chunks whose sums are in shared memory
 constexpr int OUTPUTS = ROWS * N_COLS;
 static_assert(SHARED == WARPS * STAGES * STAGE + 4 * N_SUMS * OUTPUTS, "as in ops/quantized.py");
-static_assert(THREADS == WARPS * WARP && OUTPUTS <= THREADS && N_SUMS % WARPS == 0, "likewise");
-constexpr int BLOCKS_PER_SM = 3;  // no architecture spills registers
+static_assert(OUTPUTS <= THREADS, "a thread for each element");
+constexpr int BLOCKS_PER_SM = 12 / WARPS;  // no architecture spills registers
 
 // What a block computes: rows of one matrix, or half as many of two, times columns.
 struct Work {

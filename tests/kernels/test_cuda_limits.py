@@ -1,0 +1,117 @@
+"""The sizes that CUDA kernels take from a device, on a table of real ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cuda_run
+import pytest
+from cuda_devices import DEVICES
+from cuda_grid import needs_compiler
+from quantized_run import bits_of, expected, weights
+from reference_run import each_type, leaf, normal
+
+from lamella.base.settings import NO_FIT
+from lamella.graph import GGMLType, Tensor, ops
+from lamella.kernels.cuda.kernel_set import kernels_for
+from lamella.kernels.cuda.limits import H100, KIB, MEASURED, sizes_of
+from lamella.kernels.cuda.ops import quantized, tensor_core
+from lamella.kernels.cuda.ops.quantized import GRID_BYTES, TYPES, shape_of_few, shape_of_one
+
+# blocks on a multiprocessor x warps of a block x stages, for rows of 4096 values: one column, few
+OCCUPANCY = {
+    "T4": {"Q4_0": ("2x4x1", "1x5x2"), "Q6_K": ("1x8x1", "1x4x2"), "Q8_0": ("1x6x1", "1x4x2")},
+    "A100": {"Q4_0": ("3x4x2", "3x4x2"), "Q6_K": ("2x4x2", "2x5x2"), "Q8_0": ("2x4x2", "2x5x2")},
+    "H100": {"Q4_0": ("4x4x2", "3x4x2"), "Q6_K": ("3x4x2", "3x4x2"), "Q8_0": ("3x4x2", "3x4x2")},
+}
+SMALL = {"Q4_0": ("2x4x2", "2x4x2"), "Q6_K": ("3x4x1", "1x7x2"), "Q8_0": ("2x4x1", "1x6x2")}
+OCCUPANCY |= {name: SMALL for name in DEVICES if name.startswith("RTX")}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_blocks_of_products_on_a_multiprocessor(name: str) -> None:
+    for type, wanted in OCCUPANCY[name].items():
+        one = shape_of_one(GGMLType[type], 16, False, DEVICES[name])
+        assert one is not None
+        few = shape_of_few(GGMLType[type], DEVICES[name])
+        found = tuple(f"{s.resident // s.warps}x{s.warps}x{s.stages}" for s in (one, few))
+        assert found == wanted, type
+
+
+@each_type(TYPES)
+def test_products_fill_every_device(type: GGMLType) -> None:
+    """Another block does not fit; or there are enough warps."""
+    for name, limits in DEVICES.items():
+        few = shape_of_few(type, limits)
+        others = GRID_BYTES.get(type, 0) + limits.reserved
+        unused = limits.sm_shared - few.resident // few.warps * (few.shared + others)
+        assert few.resident >= 12 or unused < 4 * few.shared // few.warps + others, name
+        for chunks in (4, 16, 56):
+            one = shape_of_one(type, chunks, True, limits)
+            assert one is not None and one.resident >= 4, (name, chunks)
+
+
+def test_grids_of_one_column_have_the_warps_that_a_device_runs_at_once() -> None:
+    node = ops.mul_mat(Tensor(GGMLType.Q4_0, (4096, 14336)), Tensor(GGMLType.F32, (4096, 1)))
+    blocks = {n: quantized.calls(node, limits)[0].grid[0] for n, limits in DEVICES.items()}
+    assert blocks == {n: 2 * limits.n_sm for n, limits in DEVICES.items()}
+
+
+def test_the_largest_rows_of_experts_follow_the_shared_memory() -> None:
+    chosen = Tensor(GGMLType.I32, (2, 1))
+    for n_chunks, names in ((150, set(DEVICES)), (200, set(DEVICES) - {"T4"}), (500, {"H100"})):
+        k = n_chunks * 256
+        weights = Tensor(GGMLType.Q4_0, (k, 8, 6))
+        node = ops.mul_mat_id(weights, Tensor(GGMLType.F32, (k, 1, 1)), chosen)
+        found = {n for n, limits in DEVICES.items() if kernels_for(limits).supports(node)}
+        assert found == names, n_chunks
+
+
+def test_tiles_are_smaller_where_there_are_few_multiprocessors() -> None:
+    node = ops.mul_mat(Tensor(GGMLType.Q4_0, (2048, 2048)), Tensor(GGMLType.F32, (2048, 64)))
+    rows = {n: tensor_core._tile(node, tensor_core.TILES, 1, d).rows for n, d in DEVICES.items()}
+    assert rows["RTX 4060"] > rows["H100"]
+
+
+@each_type(TYPES)
+def test_every_tile_fits_every_device(type: GGMLType) -> None:
+    for limits in (*DEVICES.values(), MEASURED):
+        for tile in (*tensor_core.TILES, *tensor_core.GATED_TILES):
+            stages, _ = tensor_core.stages_of(type, tile, limits)
+            assert 2 <= stages <= 4
+
+
+def test_resident_blocks() -> None:
+    # the limits in turn: threads, blocks, registers, shared memory
+    assert H100.resident(1024, 0, 32) == 2
+    assert H100.resident(32, 0, 32) == 32
+    assert H100.resident(128, 0, 128) == 4
+    assert H100.resident(128, 0, 121) == 4
+    assert H100.resident(128, 75 * KIB, 32) == 3
+    assert H100.resident(128, 75 * KIB + 1, 32) == 2
+    assert H100.resident(128, 228 * KIB, 32) == 0
+    assert DEVICES["T4"].resident(128, 32 * KIB, 32) == 2
+    assert (H100.registers(128, 4), H100.registers(32, 1), H100.registers(96, 3)) == (128, 255, 224)
+
+
+def test_a_switch_gives_every_device_the_sizes_that_were_measured() -> None:
+    small = DEVICES["RTX 3060"]
+    assert sizes_of(small) == small
+    with NO_FIT.set(1):
+        assert sizes_of(small) == replace(MEASURED, arch=86)
+
+
+# --- bits ---
+
+SOME = (GGMLType.Q4_0, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ1_S)
+
+
+@needs_compiler
+@each_type(SOME)
+@pytest.mark.parametrize("name", ["T4", "RTX 3060"])
+def test_bits_are_the_twin_s_with_the_sizes_of_every_device(name: str, type: GGMLType) -> None:
+    kernels = kernels_for(DEVICES[name])
+    for k, m in ((2560, 1), (56 * 256, 1), (4096, 3), (2560, 70)):
+        w, x = weights(type, 37, k), normal(m, k, seed=1)
+        node = ops.mul_mat(w, leaf(x))
+        assert (bits_of(cuda_run.compute(node, kernels=kernels)) == expected(w, x)).all(), (k, m)
