@@ -20,6 +20,7 @@ from ..host import free_memory
 from .driver import Address, Gpu
 
 ALIGNMENT = 256  # the alignment of CUDA's allocations; kernels need 16 bytes
+PIECE = 16  # kernels read whole aligned pieces, also if a tensor ends within one
 
 
 class CudaBufferType(BufferType):
@@ -35,7 +36,7 @@ class CudaBufferType(BufferType):
 
     def _alloc(self, size: int) -> CudaBuffer:
         try:
-            return CudaBuffer(self, size, self.gpu.alloc(size))
+            return CudaBuffer(self, size, self.gpu.alloc(-(-size // PIECE) * PIECE))
         except OutOfMemoryError as e:
             raise OutOfMemoryError(self.name, e.wanted, e.free) from None
 

@@ -150,7 +150,8 @@ class GridGpu:
     Args:
         info: the device's description.
         eager: run work when it is submitted.
-        reverse: run later warps and lanes first, where the order is free.
+        reverse: run later warps and lanes first, where the order is free; no byte before an
+            allocation can be read, instead of none after it.
         random: whenever work is submitted, some streams of the machine run some of theirs.
     """
 
@@ -166,7 +167,7 @@ class GridGpu:
         self.reverse = reverse
         self.random = random
         self.peers: Sequence[GridGpu] = [self]
-        self.device_memory, self.host_memory = Memory(), Memory()
+        self.device_memory, self.host_memory = Memory(at_begin=reverse), Memory()
         self.failed: BackendError | None = None
         self.n_launches = 0  # kernels that have run
         self._streams: dict[int, GridStream] = {}

@@ -14,7 +14,7 @@ from typing import Final
 from lamella.base.errors import BackendError
 
 POISON: Final = 0xFF  # floats of it are NaN, integers -1
-ALIGNMENT: Final = 256
+PIECE: Final = 16  # bytes; kernels may read a whole aligned piece if it has a byte of a tensor
 PAGE: Final = mmap.PAGESIZE
 GUARD: Final = 1 << 20  # bytes on either side: a wild index faults and harms nothing else
 N_FREED: Final = 256  # ranges kept out of reach after they were freed
@@ -30,12 +30,14 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class Memory:
-    """Allocations, each at the end of its own pages: an access past them faults.
+    """Allocations, each at the end of its own pages: an access past its last piece faults. At their
+    begin if `at_begin`: then an access before the first piece faults.
 
-    Alignment may leave a few bytes after an allocation. `free` checks that they are still poisoned.
+    `free` checks that the other bytes of the pages are still poisoned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_begin: bool = False) -> None:
+        self.at_begin = at_begin
         self.sizes: dict[int, int] = {}  # by address
         self.used = 0
         self._addresses: list[int] = []  # in ascending order
@@ -43,13 +45,13 @@ class Memory:
         self._freed: deque[tuple[int, int]] = deque()
 
     def alloc(self, size: int) -> int:
-        rounded = max(_round_up(size, ALIGNMENT), ALIGNMENT)
+        rounded = _round_up(max(size, 1), PIECE)
         inner = _round_up(rounded, PAGE)
         pages = _map(inner + 2 * GUARD)
         begin = pages + GUARD
         _C.mprotect(begin, inner, mmap.PROT_READ | mmap.PROT_WRITE)
         ctypes.memset(begin, POISON, inner)
-        address = begin + inner - rounded
+        address = begin if self.at_begin else begin + inner - rounded
         self.sizes[address] = size
         self._pages[address] = pages, inner + 2 * GUARD
         insort(self._addresses, address)
@@ -62,7 +64,9 @@ class Memory:
         if size is None:
             raise BackendError(f"CUDA_ERROR_INVALID_VALUE: nothing is allocated at {address:#x}")
         pages, n = self._pages.pop(address)
-        slack = ctypes.string_at(address + size, pages + n - GUARD - address - size)
+        begin = pages + GUARD
+        slack = ctypes.string_at(begin, address - begin)
+        slack += ctypes.string_at(address + size, pages + n - GUARD - address - size)
         del self.sizes[address]
         self._addresses.remove(address)
         self.used -= size
@@ -71,7 +75,7 @@ class Memory:
         if len(self._freed) > N_FREED:
             _C.munmap(*self._freed.popleft())
         if slack != bytes([POISON]) * len(slack):
-            raise BackendError(f"bytes after the {size} bytes at {address:#x} were written")
+            raise BackendError(f"bytes beside the {size} bytes at {address:#x} were written")
 
     def close(self) -> None:
         """Unmap all memory."""

@@ -14,7 +14,7 @@ from itertools import count
 import cpu_run
 import numpy as np
 from cuda_grid import GridCompiler, GridDriver
-from cuda_grid_memory import POISON
+from cuda_grid_memory import PIECE
 from reference_run import Array, data, graph_of
 
 from lamella.base.errors import BackendError
@@ -69,7 +69,7 @@ def forget() -> None:
 
 
 class Memory:
-    """Host arrays copied to the GPU, each between poisoned bytes; and scratch memory."""
+    """Host arrays copied to the GPU, each in an allocation of its own; and scratch memory."""
 
     def __init__(self, on: Machine) -> None:
         self.gpu = on.gpu
@@ -81,21 +81,24 @@ class Memory:
         return self._addresses[-1]
 
     def put(self, array: Array, begin: int = 0, end: int | None = None) -> None:
-        """Copy bytes `begin` to `end` of an array of bytes; the rest stays poisoned."""
+        """Copy bytes `begin` to `end` of an array of bytes. The GPU can access no others, except
+        in the same aligned pieces."""
         if id(array) in self._places:
             return
         end = array.nbytes if end is None else end
-        address = self.alloc(max(end, 1))
+        first = begin // PIECE * PIECE
+        address = self.alloc(max(end - first, 1)) - first
         self._places[id(array)] = array, address
         self.gpu.write(address + begin, array[begin:end])
 
     def address(self, array: Array) -> int:
+        """Where the array's first byte would be."""
         return self._places[id(array)][1]
 
-    def get(self, array: Array, end: int | None = None) -> Array:
-        """Read an array back from the GPU, or its bytes up to `end`."""
-        now = np.empty(array.nbytes if end is None else end, np.uint8)
-        self.gpu.read(now, self.address(array))
+    def get(self, array: Array, begin: int = 0, end: int | None = None) -> Array:
+        """Read bytes `begin` to `end` of an array back from the GPU."""
+        now = np.empty((array.nbytes if end is None else end) - begin, np.uint8)
+        self.gpu.read(now, self.address(array) + begin)
         return now
 
     def free(self) -> None:
@@ -132,7 +135,7 @@ def run(graph: Graph, reverse: bool = False, kernels: KernelSet[CudaCall] = KERN
         memory.put(root.buffer)
         read.pop(key, None)
     for root in read.values():
-        # only poisoned bytes follow, then inaccessible pages
+        # nothing else can be accessed on one side, or is written on the other
         memory.put(root.buffer, root.offset, root.offset + root.nbytes)
     error = memory.alloc(8 * ERROR_WORDS)
     on.gpu.fill(error, 0, 8 * ERROR_WORDS)
@@ -147,9 +150,8 @@ def run(graph: Graph, reverse: bool = False, kernels: KernelSet[CudaCall] = KERN
         root.buffer[:] = memory.get(root.buffer)
     for root in read.values():
         begin, end = root.offset, root.offset + root.nbytes
-        now = memory.get(root.buffer, end)
-        assert (now[begin:] == root.buffer[begin:end]).all(), f"source {root} was written"
-        assert (now[:begin] == POISON).all(), f"bytes before source {root} were written"
+        now = memory.get(root.buffer, begin, end)
+        assert (now == root.buffer[begin:end]).all(), f"source {root} was written"
     words = np.zeros(ERROR_WORDS, np.int64)
     on.gpu.read(words.view(np.uint8), error)
     memory.free()

@@ -111,6 +111,15 @@ def test_bytes_are_written_and_read_back(devices: list[CudaDevice]) -> None:
     buffer.free()
 
 
+def test_the_last_piece_of_16_bytes_belongs_to_the_buffer(
+    driver: GridDriver, devices: list[CudaDevice]
+) -> None:
+    buffer = devices[0].buffer_type.alloc_buffer(1001)
+    assert buffer.size == 1001
+    assert list(driver.grid_gpus[0].device_memory.sizes.values()) == [1008]
+    buffer.free()
+
+
 def test_copies_between_all_kinds_of_memory(devices: list[CudaDevice]) -> None:
     kinds = [d.buffer_type for d in devices] + [devices[0].host_buffer_type, HostBufferType()]
     values = np.random.default_rng(0).standard_normal(40, np.float32)
@@ -127,10 +136,10 @@ def test_copies_between_all_kinds_of_memory(devices: list[CudaDevice]) -> None:
 
 def test_too_much_memory_is_an_error_with_the_free_bytes(devices: list[CudaDevice]) -> None:
     buft = devices[1].buffer_type
-    kept = buft.alloc_buffer(MIB - 1000)
+    kept = buft.alloc_buffer(MIB - 1024)
     with pytest.raises(OutOfMemoryError) as e:
         buft.alloc_buffer(2000)
-    assert (e.value.where, e.value.wanted, e.value.free) == ("CUDA1", 2000, 1000)
+    assert (e.value.where, e.value.wanted, e.value.free) == ("CUDA1", 2000, 1024)
     buft.alloc_buffer(1000).free()
     kept.free()
     assert buft.used == 0

@@ -242,9 +242,17 @@ def test_other_mappings_are_far_from_allocations() -> None:
     memory.close()
 
 
+def test_the_pieces_beside_an_array_are_out_of_reach() -> None:
+    """The next one after its last piece of 16 bytes; with `reverse`, the one before its first."""
+    out = np.zeros(59, np.int32)
+    for i, reverse in ((60, False), (-1, True)):
+        with pytest.raises(BackendError, match="cannot be read or written"):
+            run_kernel(TOY, "toy_wrong", [out], [6, i], reverse=reverse)
+
+
 def test_writing_past_an_array() -> None:
     out = np.zeros(3, np.float32)
-    with pytest.raises(BackendError, match=r"bytes after the 12 bytes at 0x\w+ were written"):
+    with pytest.raises(BackendError, match=r"bytes beside the 12 bytes at 0x\w+ were written"):
         run_kernel(TOY, "toy_block_sum", [out], [1], grid=(4, 1, 1), block=256)
 
 
