@@ -130,6 +130,12 @@ NO_FIT = Switch(
     "1 sizes kernels on every GPU as on an H100, and not by the GPU's own multiprocessors and "
     "shared memory.",
 )
+NO_SPLIT = Switch(
+    "LAMELLA_NO_SPLIT",
+    0,
+    "1 computes attention of few tokens on a GPU with one warp for each partition of positions, "
+    "and does not share partitions among warps.",
+)
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,

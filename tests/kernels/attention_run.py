@@ -21,6 +21,7 @@ from backends import CPU, Backend
 from reference_run import Array, assert_close, ids, leaf, normal, relative_error, values_of
 
 from lamella.graph import GGMLType, Tensor, ops
+from lamella.kernels.cuda.limits import H100
 from lamella.kernels.cuda.ops import attention
 from lamella.kernels.cuda.ops.attention import Division, has_tensor_cores
 
@@ -39,6 +40,7 @@ SMALL, WIDE = Division(1), Division(4)
 DIVISIONS: Final = (
     *(SMALL, WIDE, Division(1, 3, 1000), Division(4, 2, 1000), Division(1, 9, 1000)),
     Division(1, 4, 3),  # records do not fit
+    *(Division(1, 5, 1000, 8), Division(1, split=4), Division(1, 2, 3, 2)),
 )
 DIVISIONS_F32: Final = (Division(0), Division(0, 2, 1000), Division(0, 3, 5))
 
@@ -114,7 +116,7 @@ def division(chosen: Division | None) -> Iterator[None]:
     if chosen is None:
         yield
         return
-    with patch.object(attention, "divided", lambda _: chosen):
+    with patch.object(attention, "divided", lambda *_: chosen):
         yield
 
 
@@ -122,7 +124,8 @@ def ways(on: Backend, node: Tensor) -> tuple[Way, ...]:
     """The ways in which a backend can compute a node; first the one that it chooses."""
     if on is CPU:
         return 1, 2, 3, 5
-    return None, *(DIVISIONS if has_tensor_cores(node) else DIVISIONS_F32)
+    divisions = DIVISIONS if has_tensor_cores(node) else DIVISIONS_F32
+    return None, *(d for d in divisions if attention.resident_blocks(node, d, H100))
 
 
 def bits(on: Backend, node: Tensor, way: Way = None, **run: Any) -> Array:
@@ -154,4 +157,5 @@ def check(on: Backend, *args: Any, **params: Any) -> Array:
     if on is not CPU:
         assert (bits(on, build(*args, **params), others[0], reverse=True) == whole).all()
         assert (bits(on, build(*args, **params), others[1], shift=4) == whole).all()
+        assert (bits(on, build(*args, **params), reverse=True, shift=8) == whole).all()
     return whole

@@ -23,11 +23,12 @@ from attention_run import (
     table,
 )
 from backends import CUDA
+from cuda_devices import DEVICES
 from cuda_grid import needs_compiler
 from reference_run import Array, leaf, normal, values_of
 
+from lamella.base.settings import NO_SPLIT
 from lamella.graph import GGMLType, Tensor, ops
-from lamella.kernels.cuda.ops import attention
 from lamella.kernels.cuda.ops.attention import Division, calls_of, divided, has_tensor_cores
 
 pytestmark = needs_compiler
@@ -141,18 +142,47 @@ def large(
 
 
 def test_few_tokens_have_their_partitions_divided() -> None:
-    assert divided(large(1, 1)) == Division(1, 132, 512)
-    assert divided(large(64, 64)) == Division(1, 3, 2016)
+    assert divided(large(1, 1)) == Division(1, 17, 512, split=8)  # one block on a multiprocessor
+    assert divided(large(8, 8)) == Division(1, 3, 4032, split=8)
+    assert divided(large(64, 64)) == Division(1, 3, 4032)
     assert divided(large(256, 256)).n_parts == 1
     assert divided(large(512, 1)) == Division(4)
     assert divided(large(512, 64)) == Division(4)
-    assert divided(large(1, 1, n_cells=256)) == Division(1)  # one partition
-    assert divided(large(1, 1, n_swa=512)) == Division(1, 3, 3)
-    assert divided(large(1, 1, n_swa=1)) == Division(1)
-    for n in (1, 3, 16, 64, 100, 512):
-        for call in calls_of(large(n, 1), divided(large(n, 1))):
-            assert call.scratch <= attention.MAX_SCRATCH
-            assert call.shared_memory <= 48 * 1024
+    assert divided(large(1, 1, n_cells=256)) == Division(1, split=8)  # one partition
+    assert divided(large(1, 1, n_swa=512)) == Division(1, 3, 3, split=8)
+    assert divided(large(1, 1, n_swa=1)) == Division(1, split=8)
+    with NO_SPLIT.set(1):
+        assert divided(large(1, 1)) == Division(1, 132, 512)
+
+
+def test_scratch_memory_has_room_for_all_positions_of_the_pool_twice() -> None:
+    for n_cells in (2**12, 2**17, 2**20):
+        node = large(64, 64, n_cells=n_cells)
+        assert divided(node).n_records >= min(64 * n_cells // 256, 2 * n_cells // 256 + 64)
+    scratch = calls_of(node, divided(node))[0].scratch
+    assert scratch <= 2 * node.src[1].nbytes // 16  # of a layer's keys
+
+
+def test_blocks_follow_the_device() -> None:
+    # warps of a block that share a partition, and blocks that share a token's
+    found = {n: divided(large(1, 1), limits) for n, limits in DEVICES.items()}
+    assert {n: (d.split, d.n_parts) for n, d in found.items()} == {
+        "T4": (2, 5),
+        "A100": (8, 14),
+        "RTX 3060": (4, 4),
+        "RTX 3090": (4, 11),
+        "RTX 4060": (4, 3),
+        "RTX 4090": (4, 16),
+        "H100": (8, 17),
+        "RTX 5090": (4, 22),
+    }
+    with NO_SPLIT.set(1):  # eight warps on a multiprocessor, or as many as run at once twice
+        for n, limits in DEVICES.items():
+            per_sm = 8 if n in ("H100", "A100") else 2 if n == "T4" else 4
+            assert divided(large(1, 1), limits).n_parts == -(-per_sm * limits.n_sm // 8), n
+    for limits in DEVICES.values():
+        for node in (large(n, n) for n in (1, 3, 16, 64, 100, 512)):
+            assert calls_of(node, divided(node, limits))[0].shared_memory <= limits.block_shared
 
 
 @pytest.mark.parametrize("type", [F16, Q8_0], ids=lambda type: type.name)

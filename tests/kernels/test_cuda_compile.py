@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -68,10 +69,10 @@ pytestmark = [
 ]
 
 
-def attention(head_dim: int, type: GGMLType) -> Tensor:
+def attention(head_dim: int, type: GGMLType, n: int) -> Tensor:
     k = Tensor(type, (8 * head_dim, 64 * 256))
-    q, pages = Tensor(F32, (head_dim, 32, 1)), Tensor(GGMLType.I32, (256, 2))
-    seq, pos, begin, end = (Tensor(GGMLType.I32, (1,)) for _ in range(4))
+    q, pages = Tensor(F32, (head_dim, 32, n)), Tensor(GGMLType.I32, (256, 2))
+    seq, pos, begin, end = (Tensor(GGMLType.I32, (n,)) for _ in range(4))
     return ops.flash_attn_ext(q, k, k, pages, seq, pos, begin, end, page_size=64, scale=1.0)
 
 
@@ -81,19 +82,23 @@ def hot_nodes() -> Iterator[Tensor]:
         for n in (1, 512):
             yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
     for head_dim in HOT_HEADS:
-        for type in (F16, Q8_0):
-            yield attention(head_dim, type)
+        for type, n in product((F16, Q8_0), (1, 512)):
+            yield attention(head_dim, type, n)
 
 
 def sources_of(node: Tensor, arch: int = ARCH) -> set[CudaSource]:
     return {call.kernel.source for call in calls_of(node, DEVICES[MODELS[arch]])}
 
 
+def largest_heads(arch: int) -> set[CudaSource]:
+    return {s for n in (1, 512) for s in sources_of(attention(LARGEST_HEAD, Q8_0, n), arch)}
+
+
 # Bytes that kernels may spill, in stores and loads: sums over 128 elements of values, queries of
 # 256 and the unpacking of tiles need slightly more than 255 registers. NVRTC 12.9 spills 44 bytes,
 # 13.5 spills 112.
 MAY_SPILL: Final[Mapping[Key, int]] = {
-    (source, OLDEST): 112 for source in sources_of(attention(LARGEST_HEAD, Q8_0))
+    (source, OLDEST): 112 for source in sources_of(attention(LARGEST_HEAD, Q8_0, 512))
 }
 
 
@@ -108,10 +113,10 @@ def wanted(full: bool) -> list[Key]:
     sources = sorted({k.source for k in kernels_in_use()}, key=str)
     files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
     hot = {s for node in hot_nodes() for s in sources_of(node)}
-    last, largest = {same[-1] for same in files}, sources_of(attention(LARGEST_HEAD, Q8_0))
+    last, largest = {same[-1] for same in files}, largest_heads(ARCH)
     typed = {same[-1] for same in files if len(same) > 1}
     chosen = {(s, ARCH) for s in hot | last | largest}
-    chosen |= {(s, OLDEST) for s in typed | largest}
+    chosen |= {(s, OLDEST) for s in typed | largest_heads(OLDEST)}
     chosen |= {(s, NEWEST) for s in typed}
     if full:
         chosen |= {(s, ARCH) for s in sources}

@@ -3,7 +3,8 @@
 Chooses the kernel of a node. src/attention.cu uses tensor cores, for pools of float16 and Q8_0; it
 rounds operands to float16. src/attention_f32.cu computes the rest. Divides the work: tokens and
 heads are divided among blocks. If these are few, the partitions of positions are divided, too;
-their sums go through scratch memory. The bits do not depend on the division.
+their sums go through scratch memory. If they are very few, src/attention_split.cu divides each
+partition among the warps of a block. The bits do not depend on the division.
 Tested by tests/kernels/test_attention.py and test_cuda_attention.py.
 """
 
@@ -13,12 +14,15 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ....base.settings import NO_SPLIT
 from ....graph.op import AttnParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
-from ..table import CudaCall, CudaKernel, CudaSource, implements
+from ..limits import H100, Limits
+from ..table import CudaCall, CudaKernel, CudaSource, implements_sized
 
+WARP: Final = 32  # threads
 PARTITION: Final = 256  # positions whose sums are computed separately, then combined
 TILE: Final = 32  # positions that tensor cores process at a time
 ROWS: Final = 16  # queries of a warp
@@ -32,8 +36,12 @@ MAX_HEAD_DIM: Final = 256
 MAX_FLOATS: Final = 10240  # elements of a query and its result, in float32
 
 FEW_QUERIES: Final = ROWS  # queries of a sequence up to which blocks have one warp
-N_BLOCKS: Final = {0: 528, 1: 1056, 4: 264}  # blocks that fill a large GPU, by `n_warps`
-MAX_SCRATCH: Final = 1 << 25  # bytes of records
+# by `n_warps`: blocks that fill a multiprocessor, if it has room for half of them at once
+ENOUGH_BLOCKS: Final = {0: 4, 1: 8, 4: 2}
+REGISTERS: Final = 255  # of a thread, at most
+SPLIT_WARPS: Final = (8, 4, 2)  # of a block of src/attention_split.cu, the best first
+SCRATCH: Final = 1 << 26  # bytes of records that are always there
+SHARED_PREFIX: Final = 2  # sequences that see the same positions, if that needs more scratch memory
 MAX_PARTS: Final = 65535  # the grid's third dimension
 
 TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # types of pools that tensor cores support
@@ -49,12 +57,19 @@ class Division(NamedTuple):
 
     `n_warps`: the warps of a block of src/attention.cu, 1 or 4; 0 for src/attention_f32.cu.
     `n_parts`: the blocks that share a token's partitions. `n_records`: the partitions that scratch
-    memory has room for; if a token's do not fit, one block computes them.
+    memory has room for; if they do not fit, one block computes those of a token. `split`: the warps
+    of a block of src/attention_split.cu, which has the queries of one warp, or 0.
     """
 
     n_warps: int
     n_parts: int = 1
     n_records: int = 0
+    split: int = 0
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        return WARP * (self.split or self.n_warps) or PARTITION
 
 
 # --- which kernel ---
@@ -88,8 +103,8 @@ def _params(node: Tensor) -> AttnParams:
 # --- how work is divided ---
 
 
-def divided(node: Tensor) -> Division:
-    """The division that fills a large GPU."""
+def divided(node: Tensor, limits: Limits = H100) -> Division:
+    """The division that fills the GPU."""
     q, k, pages = node.src[0], node.src[1], node.src[3]
     n_head, n_tokens = q.ne[1:3]
     n_warps = 0
@@ -103,11 +118,34 @@ def divided(node: Tensor) -> Division:
     n_partitions = -(-n_positions // PARTITION)
     if op.n_swa > 0:
         n_partitions = min(n_partitions, -(-(op.n_swa - 1) // PARTITION) + 1)
-    n_parts = min(-(-N_BLOCKS[n_warps] // (x * y)), n_partitions, MAX_PARTS)
-    room = MAX_SCRATCH // (n_head * _record_bytes(node))
-    if n_parts <= 1 or room < n_tokens:
-        return Division(n_warps)
-    return Division(n_warps, n_parts, min(n_tokens * n_partitions, room))
+    split = _split(node, limits) if n_warps == 1 and 2 * x * y <= limits.n_sm else 0
+    n_blocks = _blocks_per_sm(node, Division(n_warps, split=split), limits) * limits.n_sm
+    n_parts = min(-(-n_blocks // (x * y)), n_partitions, MAX_PARTS)
+    if n_parts <= 1:
+        return Division(n_warps, split=split)
+    # the pool's partitions, and a last one of each token
+    room = SHARED_PREFIX * -(-k.ne[1] // PARTITION) + n_tokens
+    room = max(room, SCRATCH // (n_head * _record_bytes(node)))
+    return Division(n_warps, n_parts, min(n_tokens * n_partitions, room), split)
+
+
+def _split(node: Tensor, limits: Limits) -> int:
+    """The most warps that can share a partition; 0 without room for several."""
+    if NO_SPLIT():
+        return 0
+    fits = (n for n in SPLIT_WARPS if resident_blocks(node, Division(1, split=n), limits))
+    return next(fits, 0)
+
+
+def resident_blocks(node: Tensor, division: Division, limits: Limits) -> int:
+    """The blocks that a multiprocessor runs at once."""
+    return limits.resident(division.threads, _shared_memory(node, division), REGISTERS)
+
+
+def _blocks_per_sm(node: Tensor, division: Division, limits: Limits) -> int:
+    """The blocks that fill a multiprocessor."""
+    resident = resident_blocks(node, division, limits)
+    return resident if division.split else min(ENOUGH_BLOCKS[division.n_warps], 2 * resident)
 
 
 def _n_shared(node: Tensor) -> int:
@@ -147,28 +185,28 @@ def _record_bytes(node: Tensor) -> int:
 # --- calls ---
 
 
-@implements(Op.FLASH_ATTN_EXT, supports=_supports)
-def _flash_attn_ext(node: Tensor) -> Sequence[CudaCall]:
-    return calls_of(node, divided(node))
+@implements_sized(Op.FLASH_ATTN_EXT, supports=lambda node, limits: _supports(node))
+def _flash_attn_ext(node: Tensor, limits: Limits) -> Sequence[CudaCall]:
+    return calls_of(node, divided(node, limits))
 
 
 def calls_of(node: Tensor, division: Division) -> Sequence[CudaCall]:
     """The calls that compute a node with this division."""
-    n_warps, n_parts, n_records = division
+    n_warps, n_parts, n_records, split = division
     q, k, v = node.src[:3]
     params = _kernel_params(node, n_records)
-    if n_warps > 0:
-        kernel, threads = CudaKernel(_source(node), f"attention_{n_warps}"), 32 * n_warps
-        shared_memory = _shared_memory(node, n_warps)
+    if split:
+        kernel = CudaKernel(_source(node, "attention_split.cu", WARPS=split), "attention_split")
+    elif n_warps > 0:
+        kernel = CudaKernel(_source(node, "attention.cu"), f"attention_{n_warps}")
     else:
         n_heads = _n_at_once(node)
         source = CudaSource.of("attention_f32.cu", HEADS=n_heads)
-        kernel, threads = CudaKernel(source, "attention_f32"), PARTITION
-        shared_memory = 4 * n_heads * (q.ne[0] + node.ne[0])
+        kernel = CudaKernel(source, "attention_f32")
         params = (*params, int(k.type), int(v.type))
     scratch = n_records * q.ne[1] * _record_bytes(node)
-    grid = (*_blocks(node, n_warps), n_parts)
-    attend = CudaCall(kernel, grid, threads, params, shared_memory, scratch)
+    grid, shared_memory = (*_blocks(node, n_warps), n_parts), _shared_memory(node, division)
+    attend = CudaCall(kernel, grid, division.threads, params, shared_memory, scratch)
     if n_parts == 1:
         return [attend]
     grid = (q.ne[2], -(-q.ne[1] * node.ne[0] // COMBINE_THREADS), 1)
@@ -185,31 +223,38 @@ def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
     return scale, softcap, op.max_bias, op.page_size, n_pages, n_records, has_sinks
 
 
-def _source(node: Tensor) -> CudaSource:
+def _source(node: Tensor, file: str, **defines: int) -> CudaSource:
     q, k, v = node.src[:3]
     return CudaSource.of(
-        "attention.cu",
+        file,
         HEAD_DIM_K=q.ne[0],
         HEAD_DIM_V=node.ne[0],
         TYPE_K=k.type.name,
         TYPE_V=v.type.name,
+        **defines,
     )
 
 
-def _shared_memory(node: Tensor, n_warps: int) -> int:
+def _shared_memory(node: Tensor, division: Division) -> int:
     """Bytes of shared memory for tiles of keys and values, and for queries."""
     q, k, v = node.src[:3]
-    size = _tile_bytes(q.ne[0], k.type) + _tile_bytes(node.ne[0] // _n_slices(node), v.type)
+    n_warps, split = division.n_warps, division.split
+    if n_warps == 0:
+        return 4 * _n_at_once(node) * (q.ne[0] + node.ne[0])
+    stages, slice = 1 if split else 2, node.ne[0] // _n_slices(node)
+    size = _tile_bytes(q.ne[0], k.type, stages) + _tile_bytes(slice, v.type, stages)
     is_packed = {k.type, v.type} != {GGMLType.F16}
     n_lent = LENT_ELEMENTS if q.ne[0] > (MAX_KEPT_PACKED if is_packed else MAX_KEPT) else 0
+    if split:
+        return split * (size + 2 * ROWS * n_lent)
     return size + ROWS * n_warps * (ROW_BYTES + 2 * n_lent)
 
 
-def _tile_bytes(n: int, type: GGMLType) -> int:
+def _tile_bytes(n: int, type: GGMLType, stages: int) -> int:
     """Bytes of a tile of `n` elements per position: see src/attention_tile.cuh."""
     row = (-(-n // 16) * 2 | 1) * CHUNK
     if type is GGMLType.F16:
-        return TILE * 2 * row  # two stages
+        return TILE * stages * row
     elements = n if n % type.block_size == 0 else n + 24
     packed = -(-elements // type.block_size) * type.type_size
     return TILE * (row + -(-(packed + 14) // CHUNK) * CHUNK)

@@ -1,9 +1,10 @@
 // Tiles of keys and values: 32 positions of a head, copied from the paged pool into shared memory
 // as rows of float16. A tile is in one page, whose size is a multiple of 32. Knows no queries.
 //
-// PoolTile<type of the pool, elements of a row, threads>: `copy` begins to copy the first `n`
+// PoolTile<type of the pool, elements of a row, threads, stages>: `copy` begins to copy the first `n`
 // positions of a tile, from `cell` on, and fills the rest with zeros. After it has arrived
-// (copy_async_wait, sync_block), `unpack` converts it to float16 if IS_PACKED.
+// (copy_async_wait, sync_block), `unpack` converts it to float16 if IS_PACKED. If there are more
+// threads than THREADS, those with the same index modulo THREADS have tiles of their own.
 #pragma once
 #include "device.cuh"
 
@@ -21,7 +22,7 @@ DEVICE u32 two_of(float low, float high) { return two_of(f32_to_f16(low), f32_to
 // Zero the elements from D on in rows of a tile; nothing else writes them.
 template <int D, int THREADS> DEVICE void pad_rows(uint4 *tile, int n_rows) {
     if (D % 16 != 0)
-        for (int row = threadIdx.x; row < n_rows; row += THREADS)
+        for (int row = threadIdx.x % THREADS; row < n_rows; row += THREADS)
             tile[row * stride_of(D) + D / 8] = zeros();
 }
 
@@ -35,16 +36,16 @@ template <int N, int THREADS> struct Shares {
 
     static_assert(N <= WIDTH, "a part for each thread");
     static DEVICE int part() { return threadIdx.x % WIDTH; }
-    static DEVICE int row() { return threadIdx.x / WIDTH; }
+    static DEVICE int row() { return threadIdx.x % THREADS / WIDTH; }
     static DEVICE bool has_part() { return part() < N; }
 };
 
-template <typename T, int D, int THREADS> struct PoolTile;
+template <typename T, int D, int THREADS, int STAGES = 2> struct PoolTile;
 
-// Two stages: one may be copied while the other is used.
-template <int D, int THREADS> struct PoolTile<F16, D, THREADS> {
+// With two stages, one may be copied while the other is used.
+template <int D, int THREADS, int STAGES> struct PoolTile<F16, D, THREADS, STAGES> {
     static constexpr bool IS_PACKED = false;
-    static constexpr int STRIDE = stride_of(D), SIZE = 2 * TILE * STRIDE;
+    static constexpr int STRIDE = stride_of(D), SIZE = STAGES * TILE * STRIDE;
 
     const char *from;
     int nb;
@@ -54,7 +55,7 @@ template <int D, int THREADS> struct PoolTile<F16, D, THREADS> {
     DEVICE PoolTile(const Tensor &pool, int first, uint4 *shared)
         : from(pool.data + 2 * first), nb(static_cast<int>(pool.nb[1])), tiles(shared) {
         aligned = ((reinterpret_cast<u64>(from) | nb) & 15) == 0;
-        pad_rows<D, THREADS>(tiles, 2 * TILE);
+        pad_rows<D, THREADS>(tiles, STAGES * TILE);
     }
 
     DEVICE const uint4 *rows(int stage) const { return tiles + stage * TILE * STRIDE; }
@@ -91,7 +92,7 @@ struct Q8_0;  // blocks of a float16 factor and 32 int8 (ggml-common.h)
 
 // One stage, and the bytes of the next one. Blocks are unaligned: every aligned 16 bytes that
 // contain one of their bytes are copied. That may include bytes before or after the pool.
-template <int D, int THREADS> struct PoolTile<Q8_0, D, THREADS> {
+template <int D, int THREADS, int STAGES> struct PoolTile<Q8_0, D, THREADS, STAGES> {
     static constexpr bool IS_PACKED = true;
     static constexpr int BLOCK = 32, BLOCK_BYTES = 34;
     static constexpr int MAX_BYTES = (D % BLOCK ? D + 24 + BLOCK - 1 : D) / BLOCK * BLOCK_BYTES;

@@ -190,26 +190,36 @@ DEVICE void score(float (&s)[4][4], const Scores &scores, const Row *rows, int f
     }
 }
 
+// The largest of a row's scores and `largest`. `half`: which of the lane's two rows.
+DEVICE float largest_of(const float (&s)[4][4], int half, float largest) {
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        largest = fmaxf(largest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+    largest = fmaxf(largest, shfl_xor(largest, 1));
+    return fmaxf(largest, shfl_xor(largest, 2));
+}
+
+// Turn a row's scores into weights, relative to the largest one. Return the sum of the lane's.
+DEVICE float weigh(u32 (&w)[2][4], const float (&s)[4][4], int half, float largest) {
+    float total = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const float a = exp2f(s[n][2 * half] - largest);
+        const float b = exp2f(s[n][2 * half + 1] - largest);
+        w[n / 2][n % 2 * 2 + half] = two_of(a, b);
+        total += a + b;
+    }
+    return total;
+}
+
 // Turn scores into weights, relative to the largest score so far. `keep`: factors of earlier sums.
 DEVICE void weigh(u32 (&w)[2][4], float (&keep)[2], Sums &sums, float (&s)[4][4]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float largest = sums.largest[half];
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            largest = fmaxf(largest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-        largest = fmaxf(largest, shfl_xor(largest, 1));
-        largest = fmaxf(largest, shfl_xor(largest, 2));
+        const float largest = largest_of(s, half, sums.largest[half]);
         keep[half] = exp2f(sums.largest[half] - largest);
         sums.largest[half] = largest;
-        float total = 0.0f;
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const float a = exp2f(s[n][2 * half] - largest);
-            const float b = exp2f(s[n][2 * half + 1] - largest);
-            w[n / 2][n % 2 * 2 + half] = two_of(a, b);
-            total += a + b;
-        }
+        const float total = weigh(w, s, half, largest);
         sums.total[half] = fmaf(sums.total[half], keep[half], total);
     }
 }
