@@ -32,6 +32,7 @@ from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cuda.ops.attention import Division, calls_of, divided, has_tensor_cores
 
 pytestmark = needs_compiler
+Q4_0, Q4_1, Q5_0, Q5_1 = GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1
 
 
 def check_tensor(*args: Any, **params: Any) -> Array:
@@ -56,6 +57,11 @@ def check_f32(*args: Any, **params: Any) -> Array:
         Shape(4, 2, 48, 80, Q8_0, Q8_0),  # heads begin and end within blocks
         Shape(1, 1, 256, 256, Q8_0, F16),  # two slices of values
         Shape(3, 1, 192, 192),
+        Shape(4, 2, 64, 64, BF16, BF16),
+        Shape(3, 1, 40, 24, BF16, BF16),
+        Shape(2, 1, 64, 64, Q4_0, Q4_1),
+        Shape(4, 2, 48, 80, Q5_0, Q5_1),  # heads begin and end within blocks
+        Shape(4, 4, 40, 64, Q5_1, Q4_0),
         *(Shape(n, 1) for n in (4, 7, 8, 20, 80)),  # heads that share; 80 need several blocks
     ],
     ids=str,
@@ -75,6 +81,8 @@ def test_tensor_cores(shape: Shape) -> None:
         Shape(8, 2, 272, 16, BF16, F32),
         Shape(1, 1, 1, 1, F32, F16),
         Shape(32, 32, 5, 3, Q8_0, Q8_0),
+        Shape(32, 32, 5, 3, Q4_0, Q5_0),
+        Shape(8, 8, 68, 68, Q5_1, Q4_1),
     ],
     ids=str,
 )

@@ -1,7 +1,7 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
-Chooses the kernel of a node. src/attention.cu uses tensor cores, for pools of float16 and Q8_0; it
-rounds operands to float16. src/attention_f32.cu computes the rest. Divides the work: tokens and
+Chooses the kernel of a node. src/attention.cu uses tensor cores, for pools of all types but float32;
+it rounds operands to float16, or bfloat16. src/attention_f32.cu computes the rest. Divides the work: tokens and
 heads are divided among blocks. If these are few, the partitions of positions are divided, too;
 their sums go through scratch memory. If they are very few, src/attention_split.cu divides each
 partition among the warps of a block. The bits do not depend on the division.
@@ -44,8 +44,12 @@ SCRATCH: Final = 1 << 26  # bytes of records that are always there
 SHARED_PREFIX: Final = 2  # sequences that see the same positions, if that needs more scratch memory
 MAX_PARTS: Final = 65535  # the grid's third dimension
 
-TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # types of pools that tensor cores support
-TYPES_F32: Final = (*TYPES, GGMLType.F32, GGMLType.BF16)  # of src/attention_f32.cu
+TYPES_16: Final = (GGMLType.F16, GGMLType.BF16)  # of pools whose elements are not unpacked
+PACKED: Final = (  # of pools whose elements become float16
+    *(GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1),
+)
+TYPES_F32: Final = (*TYPES_16, *PACKED, GGMLType.F32)  # of src/attention_f32.cu
+BF16_ARCH: Final = 80  # the first one whose tensor cores multiply bfloat16
 SINKS: Final = 9  # tensor of the kernels
 COMBINE: Final = CudaKernel(CudaSource.of("attention_combine.cu"), "attention_combine")
 COMBINE_THREADS: Final = 128
@@ -81,13 +85,14 @@ def _supports(node: Tensor) -> bool:
     return fits and {k.type, v.type} <= set(TYPES_F32) and has_whole_qkv(node)
 
 
-def has_tensor_cores(node: Tensor) -> bool:
+def has_tensor_cores(node: Tensor, limits: Limits = H100) -> bool:
     """True if src/attention.cu computes the node."""
     q, k, v = node.src[:3]
     head_dims, op = (q.ne[0], node.ne[0]), _params(node)
+    bf16 = {k.type, v.type} == {GGMLType.BF16} and limits.arch >= BF16_ARCH
     multiple = 16 if node.ne[0] > MAX_SLICE else 8
     return (
-        {k.type, v.type} <= set(TYPES)
+        (bf16 or {k.type, v.type} <= {GGMLType.F16, *PACKED})
         and max(head_dims) <= MAX_HEAD_DIM
         and q.ne[0] % 8 == 0
         and node.ne[0] % multiple == 0
@@ -108,7 +113,7 @@ def divided(node: Tensor, limits: Limits = H100) -> Division:
     q, k, pages = node.src[0], node.src[1], node.src[3]
     n_head, n_tokens = q.ne[1:3]
     n_warps = 0
-    if has_tensor_cores(node):
+    if has_tensor_cores(node, limits):
         # the page table has a row for padding
         n_queries = n_tokens * _n_shared(node) // max(1, pages.ne[1] - 1)
         n_warps = 1 if n_queries <= FEW_QUERIES else 4
@@ -243,7 +248,7 @@ def _shared_memory(node: Tensor, division: Division) -> int:
         return 4 * _n_at_once(node) * (q.ne[0] + node.ne[0])
     stages, slice = 1 if split else 2, node.ne[0] // _n_slices(node)
     size = _tile_bytes(q.ne[0], k.type, stages) + _tile_bytes(slice, v.type, stages)
-    is_packed = {k.type, v.type} != {GGMLType.F16}
+    is_packed = not {k.type, v.type} <= set(TYPES_16)
     n_lent = LENT_ELEMENTS if q.ne[0] > (MAX_KEPT_PACKED if is_packed else MAX_KEPT) else 0
     if split:
         return split * (size + 2 * ROWS * n_lent)
@@ -253,7 +258,7 @@ def _shared_memory(node: Tensor, division: Division) -> int:
 def _tile_bytes(n: int, type: GGMLType, stages: int) -> int:
     """Bytes of a tile of `n` elements per position: see src/attention_tile.cuh."""
     row = (-(-n // 16) * 2 | 1) * CHUNK
-    if type is GGMLType.F16:
+    if type in TYPES_16:
         return TILE * stages * row
     elements = n if n % type.block_size == 0 else n + 24
     packed = -(-elements // type.block_size) * type.type_size

@@ -7,7 +7,8 @@
 // equal bits.
 //
 // Grid: (groups of tokens times their sequences, heads of K times parts of them, every n-th
-// partition). Compiled with HEAD_DIM_K and HEAD_DIM_V, TYPE_K and TYPE_V (F16 or Q8_0).
+// partition). Compiled with HEAD_DIM_K and HEAD_DIM_V, TYPE_K and TYPE_V
+// (F16 or types of attention_blocks.cuh, or both BF16).
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention_work.cuh"
 

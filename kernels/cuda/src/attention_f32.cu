@@ -6,17 +6,15 @@
 // among blocks as in attention.cu. Compiled with HEADS.
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention.cuh"
+#include "dequantize.cuh"
 
 constexpr int TYPE_K = 7, TYPE_V = 8;  // parameters: GGMLType of the pools
 constexpr int N_GROUPS = 4;            // groups of threads, each with a quarter of the positions
 constexpr int WIDTH = PARTITION / N_GROUPS;  // elements of values at a time
 
-struct Q8_0 {
-    // blocks of a float16 factor and 32 int8 (ggml-common.h)
+template <typename T> struct Packed {  // blocks of dequantize.cuh
     static DEVICE float load(const char *row, int i) {
-        const char *const block = row + i / 32 * 34;
-        const float d = f16_to_f32(*reinterpret_cast<const u16 *>(block));
-        return d * static_cast<float>(*reinterpret_cast<const i8 *>(block + 2 + i % 32));
+        return T::load(reinterpret_cast<const u8 *>(row + i / T::SIZE * T::BYTES), i % T::SIZE);
     }
 };
 
@@ -51,10 +49,14 @@ template <typename T> DEVICE OfHeads dot_of(const float *q, int n, const char *r
 // The products of each head's query with a key; heads are `n` elements apart.
 DEVICE OfHeads dot(int type, const float *q, int n, const char *row, int first) {
     switch (type) {
-    case 0: return dot_of<Plain<F32>>(q, n, row, first);
-    case 1: return dot_of<Plain<F16>>(q, n, row, first);
-    case 30: return dot_of<Plain<BF16>>(q, n, row, first);
-    default: return dot_of<Q8_0>(q, n, row, first);
+    case TYPE_F32: return dot_of<Plain<F32>>(q, n, row, first);
+    case TYPE_F16: return dot_of<Plain<F16>>(q, n, row, first);
+    case TYPE_BF16: return dot_of<Plain<BF16>>(q, n, row, first);
+    case TYPE_Q4_0: return dot_of<Packed<Q4_0>>(q, n, row, first);
+    case TYPE_Q4_1: return dot_of<Packed<Q4_1>>(q, n, row, first);
+    case TYPE_Q5_0: return dot_of<Packed<Q5_0>>(q, n, row, first);
+    case TYPE_Q5_1: return dot_of<Packed<Q5_1>>(q, n, row, first);
+    default: return dot_of<Packed<Q8_0>>(q, n, row, first);
     }
 }
 
@@ -74,10 +76,14 @@ DEVICE OfHeads weighted_of(const Tensor &v, const float *w, const int *cells, in
 // apart.
 DEVICE OfHeads weighted(int type, const Tensor &v, const float *w, const int *cells, int n, int i) {
     switch (type) {
-    case 0: return weighted_of<Plain<F32>>(v, w, cells, n, i);
-    case 1: return weighted_of<Plain<F16>>(v, w, cells, n, i);
-    case 30: return weighted_of<Plain<BF16>>(v, w, cells, n, i);
-    default: return weighted_of<Q8_0>(v, w, cells, n, i);
+    case TYPE_F32: return weighted_of<Plain<F32>>(v, w, cells, n, i);
+    case TYPE_F16: return weighted_of<Plain<F16>>(v, w, cells, n, i);
+    case TYPE_BF16: return weighted_of<Plain<BF16>>(v, w, cells, n, i);
+    case TYPE_Q4_0: return weighted_of<Packed<Q4_0>>(v, w, cells, n, i);
+    case TYPE_Q4_1: return weighted_of<Packed<Q4_1>>(v, w, cells, n, i);
+    case TYPE_Q5_0: return weighted_of<Packed<Q5_0>>(v, w, cells, n, i);
+    case TYPE_Q5_1: return weighted_of<Packed<Q5_1>>(v, w, cells, n, i);
+    default: return weighted_of<Packed<Q8_0>>(v, w, cells, n, i);
     }
 }
 

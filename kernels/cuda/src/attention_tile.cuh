@@ -1,12 +1,13 @@
 // Tiles of keys and values: 32 positions of a head, copied from the paged pool into shared memory
-// as rows of float16. A tile is in one page, whose size is a multiple of 32. Knows no queries.
+// as rows of float16, or of bfloat16 if the pool is. A tile is in one page, whose size is a multiple
+// of 32. Knows no queries.
 //
 // PoolTile<type of the pool, elements of a row, threads, stages>: `copy` begins to copy the first `n`
 // positions of a tile, from `cell` on, and fills the rest with zeros. After it has arrived
 // (copy_async_wait, sync_block), `unpack` converts it to float16 if IS_PACKED. If there are more
 // threads than THREADS, those with the same index modulo THREADS have tiles of their own.
 #pragma once
-#include "device.cuh"
+#include "attention_blocks.cuh"
 
 constexpr int TILE = 32;
 
@@ -18,6 +19,29 @@ DEVICE uint4 zeros() { return make_uint4(0, 0, 0, 0); }
 
 DEVICE u32 two_of(u16 low, u16 high) { return low | static_cast<u32>(high) << 16; }
 DEVICE u32 two_of(float low, float high) { return two_of(f32_to_f16(low), f32_to_f16(high)); }
+
+// The operands of the tensor cores for a type of pool.
+template <typename T> struct Operands {
+    static constexpr u32 INFINITE = 0x7c00;  // the exponent of infinity
+
+    static DEVICE u32 two(float low, float high) { return two_of(low, high); }
+    static DEVICE void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+        mma_f16(d, a, b);
+    }
+};
+
+#if HAS_BF16_MMA
+template <> struct Operands<BF16> {
+    static constexpr u32 INFINITE = 0x7f80;
+
+    static DEVICE u32 two(float low, float high) {
+        return two_of(f32_to_bf16(low), f32_to_bf16(high));
+    }
+    static DEVICE void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+        mma_bf16(d, a, b);
+    }
+};
+#endif
 
 // Zero the elements from D on in rows of a tile; nothing else writes them.
 template <int D, int THREADS> DEVICE void pad_rows(uint4 *tile, int n_rows) {
@@ -40,61 +64,12 @@ template <int N, int THREADS> struct Shares {
     static DEVICE bool has_part() { return part() < N; }
 };
 
-template <typename T, int D, int THREADS, int STAGES = 2> struct PoolTile;
-
-// With two stages, one may be copied while the other is used.
-template <int D, int THREADS, int STAGES> struct PoolTile<F16, D, THREADS, STAGES> {
-    static constexpr bool IS_PACKED = false;
-    static constexpr int STRIDE = stride_of(D), SIZE = STAGES * TILE * STRIDE;
-
-    const char *from;
-    int nb;
-    bool aligned;
-    uint4 *tiles;
-
-    DEVICE PoolTile(const Tensor &pool, int first, uint4 *shared)
-        : from(pool.data + 2 * first), nb(static_cast<int>(pool.nb[1])), tiles(shared) {
-        aligned = ((reinterpret_cast<u64>(from) | nb) & 15) == 0;
-        pad_rows<D, THREADS>(tiles, STAGES * TILE);
-    }
-
-    DEVICE const uint4 *rows(int stage) const { return tiles + stage * TILE * STRIDE; }
-
-    DEVICE void copy(int stage, int cell, int n) const {
-        typedef Shares<D / 8, THREADS> Chunks;
-        if (!Chunks::has_part()) return;
-        uint4 *const to = tiles + (stage * TILE + Chunks::row()) * STRIDE + Chunks::part();
-        const char *const row =
-            from + 16 * Chunks::part() + static_cast<i64>(cell + Chunks::row()) * nb;
-        if (aligned && n == TILE) {
-#pragma unroll
-            for (int i = 0; i < TILE; i += Chunks::STEP) copy_async(to + i * STRIDE, row + i * nb);
-        } else {
-#pragma unroll 1
-            for (int i = 0; i < TILE; i += Chunks::STEP) {
-                if (i + Chunks::row() >= n) to[i * STRIDE] = zeros();
-                else if (aligned) copy_async(to + i * STRIDE, row + i * nb);
-                else to[i * STRIDE] = load_octet(row + i * nb);
-            }
-        }
-    }
-
-    DEVICE void unpack(int, int) const {}
-
-    static DEVICE uint4 load_octet(const char *at) {
-        const u16 *const v = reinterpret_cast<const u16 *>(at);
-        return make_uint4(two_of(v[0], v[1]), two_of(v[2], v[3]), two_of(v[4], v[5]),
-                          two_of(v[6], v[7]));
-    }
-};
-
-struct Q8_0;  // blocks of a float16 factor and 32 int8 (ggml-common.h)
-
-// One stage, and the bytes of the next one. Blocks are unaligned: every aligned 16 bytes that
-// contain one of their bytes are copied. That may include bytes before or after the pool.
-template <int D, int THREADS, int STAGES> struct PoolTile<Q8_0, D, THREADS, STAGES> {
+// Blocks of attention_blocks.cuh. One stage, and the bytes of the next one. Blocks are unaligned:
+// every aligned 16 bytes that contain one of their bytes are copied. That may include bytes before
+// or after the pool.
+template <typename T, int D, int THREADS, int STAGES = 2> struct PoolTile {
     static constexpr bool IS_PACKED = true;
-    static constexpr int BLOCK = 32, BLOCK_BYTES = 34;
+    static constexpr int BLOCK = 32, BLOCK_BYTES = T::BYTES;
     static constexpr int MAX_BYTES = (D % BLOCK ? D + 24 + BLOCK - 1 : D) / BLOCK * BLOCK_BYTES;
     static constexpr int N_CHUNKS = (14 + MAX_BYTES + 15) / 16;
     static constexpr int STRIDE = stride_of(D), SIZE = TILE * (STRIDE + N_CHUNKS);
@@ -149,16 +124,60 @@ template <int D, int THREADS, int STAGES> struct PoolTile<Q8_0, D, THREADS, STAG
     DEVICE uint4 octet_of(int row, int offset, int element) const {
         const char *const block = reinterpret_cast<const char *>(packed + row * N_CHUNKS) + offset +
                                   element / BLOCK * BLOCK_BYTES;
-        const float d = f16_to_f32(*reinterpret_cast<const u16 *>(block));
-        const u16 *const q = reinterpret_cast<const u16 *>(block + 2 + element % BLOCK);
-        u32 v[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const u32 two = q[i];
-            const float low = static_cast<float>(static_cast<i8>(two));
-            const float high = static_cast<float>(static_cast<i8>(two >> 8));
-            v[i] = two_of(low * d, high * d);
-        }
-        return make_uint4(v[0], v[1], v[2], v[3]);
+        float v[8];
+        T::load(v, block, element % BLOCK);
+        return make_uint4(two_of(v[0], v[1]), two_of(v[2], v[3]), two_of(v[4], v[5]),
+                          two_of(v[6], v[7]));
     }
+};
+
+// With two stages, one may be copied while the other is used.
+template <int D, int THREADS, int STAGES> struct PoolTile<F16, D, THREADS, STAGES> {
+    static constexpr bool IS_PACKED = false;
+    static constexpr int STRIDE = stride_of(D), SIZE = STAGES * TILE * STRIDE;
+
+    const char *from;
+    int nb;
+    bool aligned;
+    uint4 *tiles;
+
+    DEVICE PoolTile(const Tensor &pool, int first, uint4 *shared)
+        : from(pool.data + 2 * first), nb(static_cast<int>(pool.nb[1])), tiles(shared) {
+        aligned = ((reinterpret_cast<u64>(from) | nb) & 15) == 0;
+        pad_rows<D, THREADS>(tiles, STAGES * TILE);
+    }
+
+    DEVICE const uint4 *rows(int stage) const { return tiles + stage * TILE * STRIDE; }
+
+    DEVICE void copy(int stage, int cell, int n) const {
+        typedef Shares<D / 8, THREADS> Chunks;
+        if (!Chunks::has_part()) return;
+        uint4 *const to = tiles + (stage * TILE + Chunks::row()) * STRIDE + Chunks::part();
+        const char *const row =
+            from + 16 * Chunks::part() + static_cast<i64>(cell + Chunks::row()) * nb;
+        if (aligned && n == TILE) {
+#pragma unroll
+            for (int i = 0; i < TILE; i += Chunks::STEP) copy_async(to + i * STRIDE, row + i * nb);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < TILE; i += Chunks::STEP) {
+                if (i + Chunks::row() >= n) to[i * STRIDE] = zeros();
+                else if (aligned) copy_async(to + i * STRIDE, row + i * nb);
+                else to[i * STRIDE] = load_octet(row + i * nb);
+            }
+        }
+    }
+
+    DEVICE void unpack(int, int) const {}
+
+    static DEVICE uint4 load_octet(const char *at) {
+        const u16 *const v = reinterpret_cast<const u16 *>(at);
+        return make_uint4(two_of(v[0], v[1]), two_of(v[2], v[3]), two_of(v[4], v[5]),
+                          two_of(v[6], v[7]));
+    }
+};
+
+template <int D, int THREADS, int STAGES>
+struct PoolTile<BF16, D, THREADS, STAGES> : PoolTile<F16, D, THREADS, STAGES> {
+    using PoolTile<F16, D, THREADS, STAGES>::PoolTile;
 };

@@ -1,12 +1,15 @@
 // The 16 queries of a warp, and how a tile of 32 positions changes their sums: online softmax
-// (arXiv 2205.14135) on tensor cores. Queries, keys, values and weights are float16, the rest is
-// float32. A query's result depends only on itself and the positions that it sees.
+// (arXiv 2205.14135) on tensor cores. Queries, keys, values and weights are float16, or bfloat16 if
+// the pool is; the rest is float32. A query's result depends only on itself and the positions that
+// it sees.
 //
 // A lane has rows lane / 4 and lane / 4 + 8 of the 16, and a quarter of their elements, in
 // mma_f16's fragment layout. Compiled with HEAD_DIM_K and HEAD_DIM_V, multiples of 8.
 #pragma once
 #include "attention.cuh"
 #include "attention_tile.cuh"
+
+typedef Operands<TYPE_K> Operand;  // TYPE_V has the same
 
 constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // tensor-core steps along a key
 constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // slices of values; registers have room for one
@@ -98,7 +101,7 @@ struct Totals {
 
 DEVICE u32 load_pair(const float *q, int d) {
     if (d >= HEAD_DIM_K) return 0;
-    return two_of(q[d], q[d + 1]);
+    return Operand::two(q[d], q[d + 1]);
 }
 
 // A lane's part of the warp's queries. The last N_LENT steps are in shared memory, `lent`; each
@@ -156,8 +159,8 @@ DEVICE void multiply_keys(float (&s)[4][4], const Fragments &queries, const uint
             u32 k[4];
             load_matrix_x4(k, from + 8 * n * STRIDE + 2 * step);
             const u32 low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
-            mma_f16(s[n], q, low);
-            mma_f16(s[n + 1], q, high);
+            Operand::multiply(s[n], q, low);
+            Operand::multiply(s[n + 1], q, high);
         }
     }
 }
@@ -206,7 +209,7 @@ DEVICE float weigh(u32 (&w)[2][4], const float (&s)[4][4], int half, float large
     for (int n = 0; n < 4; n++) {
         const float a = exp2f(s[n][2 * half] - largest);
         const float b = exp2f(s[n][2 * half + 1] - largest);
-        w[n / 2][n % 2 * 2 + half] = two_of(a, b);
+        w[n / 2][n % 2 * 2 + half] = Operand::two(a, b);
         total += a + b;
     }
     return total;
@@ -242,7 +245,7 @@ DEVICE void multiply_values(float (&sums)[2][4], const u32 (&w)[2][4], const u32
 #pragma unroll
         for (int step = 0; step < 2; step++) {
             const u32 b[2] = {v[step][2 * n], v[step][2 * n + 1]};
-            mma_f16(sums[n], w[step], b);
+            Operand::multiply(sums[n], w[step], b);
         }
     }
 }
@@ -305,7 +308,8 @@ template <int STRIDE> DEVICE bool are_finite(const uint4 *values) {
     for (int row = 0; row < TILE; row++)
         for (int i = lane_id(); i < SLICE / 2; i += WARP) {
             const u32 two = reinterpret_cast<const u32 *>(values + row * STRIDE)[i];
-            finite &= (two & 0x7c00) != 0x7c00 && (two & 0x7c000000) != 0x7c000000;
+            constexpr u32 low = Operand::INFINITE, high = low << 16;
+            finite &= (two & low) != low && (two & high) != high;
         }
     return ballot(!finite) == 0;
 }
