@@ -57,6 +57,8 @@ def check_f32(*args: Any, **params: Any) -> Array:
         Shape(4, 2, 48, 80, Q8_0, Q8_0),  # heads begin and end within blocks
         Shape(1, 1, 256, 256, Q8_0, F16),  # two slices of values
         Shape(3, 1, 192, 192),
+        Shape(3, 1, 288, 264),  # three slices
+        Shape(2, 1, 320, 384, Q8_0, Q8_0),
         Shape(4, 2, 64, 64, BF16, BF16),
         Shape(3, 1, 40, 24, BF16, BF16),
         Shape(2, 1, 64, 64, Q4_0, Q4_1),
@@ -92,7 +94,7 @@ def test_float32(shape: Shape) -> None:
 
 def test_heads_of_a_block_have_slopes_and_sinks_of_their_own() -> None:
     sinks = [0.5, -1.0, 2.0, 0.0, 1.5, -2.0, 0.25, 1.0]
-    check_f32(Shape(8, 1, 288, 16), [0, 1, 1], [40, 300, 301], max_bias=8.0, sinks=sinks)
+    check_f32(Shape(8, 1, 288, 16, F32, F32), [0, 1, 1], [40, 300, 301], max_bias=8.0, sinks=sinks)
 
 
 def test_a_larger_page_is_as_good_as_two() -> None:

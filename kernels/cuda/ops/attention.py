@@ -1,10 +1,12 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
-Chooses the kernel of a node. src/attention.cu uses tensor cores, for pools of all types but float32;
-it rounds operands to float16, or bfloat16. src/attention_f32.cu computes the rest. Divides the work: tokens and
-heads are divided among blocks. If these are few, the partitions of positions are divided, too;
-their sums go through scratch memory. If they are very few, src/attention_split.cu divides each
-partition among the warps of a block. The bits do not depend on the division.
+Chooses the kernel of a node. src/attention.cu uses tensor cores, for pools of all types but
+float32; it rounds operands to float16, or bfloat16. src/attention_f32.cu computes the rest.
+
+Divides the work: tokens and heads are divided among blocks. If these are few, the partitions of
+positions are divided, too; their sums go through scratch memory. If they are very few,
+src/attention_split.cu divides each partition among the warps of a block. The bits do not depend on
+the division.
 Tested by tests/kernels/test_attention.py and test_cuda_attention.py.
 """
 
@@ -19,7 +21,7 @@ from ....graph.op import AttnParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
-from ..limits import H100, Limits
+from ..limits import H100, KIB, Limits
 from ..table import CudaCall, CudaKernel, CudaSource, implements_sized
 
 WARP: Final = 32  # threads
@@ -27,13 +29,15 @@ PARTITION: Final = 256  # positions whose sums are computed separately, then com
 TILE: Final = 32  # positions that tensor cores process at a time
 ROWS: Final = 16  # queries of a warp
 ROW_BYTES: Final = 16  # bytes of a query in a block's shared memory, besides its elements
-MAX_KEPT: Final = 128  # most elements of a query that fit in registers
+MAX_KEPT: Final = 128  # most elements of a query that are all in registers
 MAX_KEPT_PACKED: Final = 96  # the same if keys or values must be unpacked
-LENT_ELEMENTS: Final = 96  # elements of a larger query that are in shared memory instead
+LEAST_KEPT: Final = 64  # elements of one of more than LARGE_HEAD that are in registers
+LENT_ELEMENTS: Final = 96  # elements of a larger query that are in shared memory instead, at least
 CHUNK: Final = 16  # bytes
 MAX_SLICE: Final = 128  # most elements of a value that a block computes
-MAX_HEAD_DIM: Final = 256
-MAX_FLOATS: Final = 10240  # elements of a query and its result, in float32
+MAX_HEAD_DIM: Final = 576  # with tensor cores, if the shared memory has room
+LARGE_HEAD: Final = 256
+MAX_FLOATS: Final = 8192  # elements of a query and its result, in float32
 
 FEW_QUERIES: Final = ROWS  # queries of a sequence up to which blocks have one warp
 # by `n_warps`: blocks that fill a multiprocessor, if it has room for half of them at once
@@ -90,14 +94,14 @@ def has_tensor_cores(node: Tensor, limits: Limits = H100) -> bool:
     q, k, v = node.src[:3]
     head_dims, op = (q.ne[0], node.ne[0]), _params(node)
     bf16 = {k.type, v.type} == {GGMLType.BF16} and limits.arch >= BF16_ARCH
-    multiple = 16 if node.ne[0] > MAX_SLICE else 8
     return (
         (bf16 or {k.type, v.type} <= {GGMLType.F16, *PACKED})
         and max(head_dims) <= MAX_HEAD_DIM
         and q.ne[0] % 8 == 0
-        and node.ne[0] % multiple == 0
+        and node.ne[0] % (8 * _n_slices(node)) == 0
         and op.page_size % TILE == 0
         and op.page_size & (op.page_size - 1) == 0
+        and resident_blocks(node, Division(4), limits) > 0
     )
 
 
@@ -136,7 +140,7 @@ def divided(node: Tensor, limits: Limits = H100) -> Division:
 
 def _split(node: Tensor, limits: Limits) -> int:
     """The most warps that can share a partition; 0 without room for several."""
-    if NO_SPLIT():
+    if NO_SPLIT() or node.src[0].ne[0] > LARGE_HEAD:
         return 0
     fits = (n for n in SPLIT_WARPS if resident_blocks(node, Division(1, split=n), limits))
     return next(fits, 0)
@@ -144,7 +148,8 @@ def _split(node: Tensor, limits: Limits) -> int:
 
 def resident_blocks(node: Tensor, division: Division, limits: Limits) -> int:
     """The blocks that a multiprocessor runs at once."""
-    return limits.resident(division.threads, _shared_memory(node, division), REGISTERS)
+    shared = _shared_memory(node, division) + _static_memory(node, division)
+    return limits.resident(division.threads, shared, REGISTERS)
 
 
 def _blocks_per_sm(node: Tensor, division: Division, limits: Limits) -> int:
@@ -162,7 +167,7 @@ def _n_shared(node: Tensor) -> int:
 def _n_at_once(node: Tensor) -> int:
     """The number of heads that a block of src/attention_f32.cu computes."""
     elements = node.src[0].ne[0] + node.ne[0]
-    fits = node.src[0].ne[0] > MAX_HEAD_DIM and HEADS_AT_ONCE * elements <= MAX_FLOATS
+    fits = node.src[0].ne[0] > LARGE_HEAD and HEADS_AT_ONCE * elements <= MAX_FLOATS
     return HEADS_AT_ONCE if fits and _n_shared(node) % HEADS_AT_ONCE == 0 else 1
 
 
@@ -249,10 +254,19 @@ def _shared_memory(node: Tensor, division: Division) -> int:
     stages, slice = 1 if split else 2, node.ne[0] // _n_slices(node)
     size = _tile_bytes(q.ne[0], k.type, stages) + _tile_bytes(slice, v.type, stages)
     is_packed = not {k.type, v.type} <= set(TYPES_16)
-    n_lent = LENT_ELEMENTS if q.ne[0] > (MAX_KEPT_PACKED if is_packed else MAX_KEPT) else 0
+    n_lent, elements = 0, -(-q.ne[0] // 16) * 16
+    if elements > (MAX_KEPT_PACKED if is_packed else MAX_KEPT):
+        n_lent = LENT_ELEMENTS if elements <= LARGE_HEAD else elements - LEAST_KEPT
     if split:
         return split * (size + 2 * ROWS * n_lent)
     return size + ROWS * n_warps * (ROW_BYTES + 2 * n_lent)
+
+
+def _static_memory(node: Tensor, division: Division) -> int:
+    """Bytes of shared memory whose size the compiler knows, at most."""
+    if division.split:
+        return 384 * division.split + 512
+    return 512 if division.n_warps else (19 + 2 * _n_at_once(node)) * KIB
 
 
 def _tile_bytes(n: int, type: GGMLType, stages: int) -> int:

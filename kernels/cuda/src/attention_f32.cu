@@ -35,28 +35,49 @@ struct OfHeads {
 
 // --- rows of a type ---
 
-template <typename T> DEVICE OfHeads dot_of(const float *q, int n, const char *row, int first) {
+constexpr int STRIP = 16;  // elements of keys in shared memory at a time
+typedef float Strip[PARTITION][STRIP + 1];  // rows begin in different banks
+
+// The products of each head's query with the key of the thread's position; heads are `n` elements
+// apart. Keys begin with element `first` of rows `cells`. Neighboring threads read neighboring
+// elements, and pass them on through shared memory. All threads of the block call it together.
+template <typename T>
+DEVICE OfHeads dot_of(const float *q, int n, const Tensor &k, const int *cells, int first,
+                      Strip &strip) {
     OfHeads s(0.0f);
+    const int own = static_cast<int>(threadIdx.x) % STRIP;
+    for (int begin = 0; begin < n; begin += STRIP) {
+        const int end = begin + STRIP < n ? begin + STRIP : n;
+        sync_block();  // for cells, and for the strip before
 #pragma unroll 4
-    for (int i = 0; i < n; i++) {
-        const float k = T::load(row, first + i);
+        for (int row = threadIdx.x / STRIP; row < PARTITION; row += PARTITION / STRIP) {
+            const int cell = cells[row];
+            if (cell < 0 || begin + own >= n) continue;
+            strip[row][own] = T::load(k.data + cell * k.nb[1], first + begin + own);
+        }
+        sync_block();
+        if (cells[threadIdx.x] < 0) continue;
+#pragma unroll 4
+        for (int i = begin; i < end; i++) {
+            const float v = strip[threadIdx.x][i - begin];
 #pragma unroll
-        for (int h = 0; h < HEADS; h++) s.of[h] = fmaf(q[h * n + i], k, s.of[h]);
+            for (int h = 0; h < HEADS; h++) s.of[h] = fmaf(q[h * n + i], v, s.of[h]);
+        }
     }
     return s;
 }
 
-// The products of each head's query with a key; heads are `n` elements apart.
-DEVICE OfHeads dot(int type, const float *q, int n, const char *row, int first) {
+DEVICE OfHeads dot(int type, const float *q, int n, const Tensor &k, const int *cells, int first) {
+    __shared__ Strip strip;
     switch (type) {
-    case TYPE_F32: return dot_of<Plain<F32>>(q, n, row, first);
-    case TYPE_F16: return dot_of<Plain<F16>>(q, n, row, first);
-    case TYPE_BF16: return dot_of<Plain<BF16>>(q, n, row, first);
-    case TYPE_Q4_0: return dot_of<Packed<Q4_0>>(q, n, row, first);
-    case TYPE_Q4_1: return dot_of<Packed<Q4_1>>(q, n, row, first);
-    case TYPE_Q5_0: return dot_of<Packed<Q5_0>>(q, n, row, first);
-    case TYPE_Q5_1: return dot_of<Packed<Q5_1>>(q, n, row, first);
-    default: return dot_of<Packed<Q8_0>>(q, n, row, first);
+    case TYPE_F32: return dot_of<Plain<F32>>(q, n, k, cells, first, strip);
+    case TYPE_F16: return dot_of<Plain<F16>>(q, n, k, cells, first, strip);
+    case TYPE_BF16: return dot_of<Plain<BF16>>(q, n, k, cells, first, strip);
+    case TYPE_Q4_0: return dot_of<Packed<Q4_0>>(q, n, k, cells, first, strip);
+    case TYPE_Q4_1: return dot_of<Packed<Q4_1>>(q, n, k, cells, first, strip);
+    case TYPE_Q5_0: return dot_of<Packed<Q5_0>>(q, n, k, cells, first, strip);
+    case TYPE_Q5_1: return dot_of<Packed<Q5_1>>(q, n, k, cells, first, strip);
+    default: return dot_of<Packed<Q8_0>>(q, n, k, cells, first, strip);
     }
 }
 
@@ -130,24 +151,26 @@ struct Query {
     const float *q;  // in shared memory
 };
 
-// The scores and the cell of the thread's position; minus infinity if the token does not see it.
-DEVICE OfHeads score(const Params &p, const Query &query, int position, int &cell) {
-    cell = 0;
-    OfHeads s(as_float(0xff800000u));
-    if (position < query.span.begin || position >= query.span.end) return s;
+// The cell of a position; -1 if the token does not see it.
+DEVICE int cell_of(const Params &p, const Query &query, int position) {
+    if (position < query.span.begin || position >= query.span.end) return -1;
     const u32 page_size = static_cast<u32>(p.param[PAGE_SIZE].i);
     const u32 i = static_cast<u32>(position) / page_size;
     const int page = page_of(p, query.seq, i);
-    if (!is_page(p, page)) {
-        fail(p, page, p.param[N_PAGES].i);
-        return s;
-    }
-    cell = static_cast<int>(page * page_size + static_cast<u32>(position) - i * page_size);
+    if (is_page(p, page))
+        return static_cast<int>(page * page_size + static_cast<u32>(position) - i * page_size);
+    fail(p, page, p.param[N_PAGES].i);
+    return -1;
+}
+
+// The scores of the thread's position; minus infinity if it has no cell.
+DEVICE OfHeads score(const Params &p, const Query &query, int position, const int *cells) {
     const int n = static_cast<int>(p.t[Q].ne[0]), type = static_cast<int>(p.param[TYPE_K].i);
-    const char *const row = p.t[K].data + cell * p.t[K].nb[1];
-    const OfHeads products = dot(type, query.q, n, row, query.kv * n);
+    OfHeads s = dot(type, query.q, n, p.t[K], cells, query.kv * n);
     for (int h = 0; h < HEADS; h++)
-        s.of[h] = Scores(p).of(products.of[h], query.slope.of[h], position - query.pos);
+        s.of[h] = cells[threadIdx.x] < 0
+                      ? as_float(0xff800000u)
+                      : Scores(p).of(s.of[h], query.slope.of[h], position - query.pos);
     return s;
 }
 
@@ -161,7 +184,10 @@ DEVICE void attend(const Params &p, const Query &query, int index, OfHeads &larg
     const int n_before = query.span.begin > begin ? query.span.begin - begin : 0;
     const int left = query.span.end - begin, n = left < PARTITION ? left : PARTITION;
     const int n_values = static_cast<int>(p.t[0].ne[0]);
-    const OfHeads s = score(p, query, begin + threadIdx.x, cells[threadIdx.x]);
+    const int position = begin + static_cast<int>(threadIdx.x);
+    cells[threadIdx.x] = cell_of(p, query, position);
+    const OfHeads s = score(p, query, position, cells);
+    if (cells[threadIdx.x] < 0) cells[threadIdx.x] = 0;  // for a weight of 0
     Combination with[HEADS];
     for (int h = 0; h < HEADS; h++) {
         const float largest_here = fmaxf(LOWEST, of_block<false>(s.of[h]));

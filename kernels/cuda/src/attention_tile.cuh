@@ -50,18 +50,19 @@ template <int D, int THREADS> DEVICE void pad_rows(uint4 *tile, int n_rows) {
             tile[row * stride_of(D) + D / 8] = zeros();
 }
 
-// How threads share a tile's rows of N parts: a thread has the same part of several rows.
-template <int N, int THREADS> struct Shares {
+// How threads share a tile's rows of ALL parts, in strips of at most 32: a thread has the same part
+// of several rows.
+template <int ALL, int THREADS> struct Shares {
+    static constexpr int N = ALL < WARP ? ALL : WARP, N_STRIPS = (ALL + N - 1) / N;
     static constexpr int LEAST = THREADS > TILE ? THREADS / TILE : 1;
     static constexpr int MIN = N > LEAST ? N : LEAST;
     static constexpr int WIDTH = MIN <= 1 ? 1 : MIN <= 2 ? 2 : MIN <= 4 ? 4 : MIN <= 8 ? 8
                                : MIN <= 16 ? 16 : 32;
     static constexpr int STEP = THREADS / WIDTH;  // from one row to the next
 
-    static_assert(N <= WIDTH, "a part for each thread");
-    static DEVICE int part() { return threadIdx.x % WIDTH; }
+    static DEVICE int part(int strip) { return strip * WARP + threadIdx.x % WIDTH; }
     static DEVICE int row() { return threadIdx.x % THREADS / WIDTH; }
-    static DEVICE bool has_part() { return part() < N; }
+    static DEVICE bool has_part(int strip) { return part(strip) < ALL; }
 };
 
 // Blocks of attention_blocks.cuh. One stage, and the bytes of the next one. Blocks are unaligned:
@@ -96,12 +97,17 @@ template <typename T, int D, int THREADS, int STAGES = 2> struct PoolTile {
 
     DEVICE void copy(int, int cell, int n) const {
         typedef Shares<N_CHUNKS, THREADS> Chunks;
-        if (!Chunks::has_part()) return;
-        uint4 *const to = packed + Chunks::row() * N_CHUNKS + Chunks::part();
+#pragma unroll
+        for (int strip = 0; strip < Chunks::N_STRIPS; strip++)
+            if (Chunks::has_part(strip)) copy_part<Chunks>(Chunks::part(strip), cell, n);
+    }
+
+    template <class Chunks> DEVICE void copy_part(int part, int cell, int n) const {
+        uint4 *const to = packed + Chunks::row() * N_CHUNKS + part;
         const char *row = from + static_cast<i64>(cell + Chunks::row()) * nb;
 #pragma unroll
         for (int i = 0; i < TILE; i += Chunks::STEP, row += Chunks::STEP * nb) {
-            const int begin = offset_of(row) - 16 * Chunks::part(), end = begin + n_bytes;
+            const int begin = offset_of(row) - 16 * part, end = begin + n_bytes;
             if (i + Chunks::row() < n && end > 0)
                 copy_async(to + i * N_CHUNKS, row - begin);
         }
@@ -109,13 +115,18 @@ template <typename T, int D, int THREADS, int STAGES = 2> struct PoolTile {
 
     DEVICE void unpack(int cell, int n) const {
         typedef Shares<D / 8, THREADS> Octets;
-        if (!Octets::has_part()) return;
-        uint4 *const to = tile + Octets::row() * STRIDE + Octets::part();
+#pragma unroll
+        for (int strip = 0; strip < Octets::N_STRIPS; strip++)
+            if (Octets::has_part(strip)) unpack_part<Octets>(Octets::part(strip), cell, n);
+    }
+
+    template <class Octets> DEVICE void unpack_part(int part, int cell, int n) const {
+        uint4 *const to = tile + Octets::row() * STRIDE + part;
         const char *bytes = from + static_cast<i64>(cell + Octets::row()) * nb;
 #pragma unroll 2
         for (int i = 0; i < TILE; i += Octets::STEP, bytes += Octets::STEP * nb) {
             const int row = i + Octets::row();
-            to[i * STRIDE] = row < n ? octet_of(row, offset_of(bytes), first + 8 * Octets::part())
+            to[i * STRIDE] = row < n ? octet_of(row, offset_of(bytes), first + 8 * part)
                                      : zeros();
         }
     }
@@ -151,10 +162,16 @@ template <int D, int THREADS, int STAGES> struct PoolTile<F16, D, THREADS, STAGE
 
     DEVICE void copy(int stage, int cell, int n) const {
         typedef Shares<D / 8, THREADS> Chunks;
-        if (!Chunks::has_part()) return;
-        uint4 *const to = tiles + (stage * TILE + Chunks::row()) * STRIDE + Chunks::part();
+#pragma unroll
+        for (int strip = 0; strip < Chunks::N_STRIPS; strip++)
+            if (Chunks::has_part(strip)) copy_part<Chunks>(Chunks::part(strip), stage, cell, n);
+    }
+
+    template <class Chunks>
+    DEVICE void copy_part(int part, int stage, int cell, int n) const {
+        uint4 *const to = tiles + (stage * TILE + Chunks::row()) * STRIDE + part;
         const char *const row =
-            from + 16 * Chunks::part() + static_cast<i64>(cell + Chunks::row()) * nb;
+            from + 16 * part + static_cast<i64>(cell + Chunks::row()) * nb;
         if (aligned && n == TILE) {
 #pragma unroll
             for (int i = 0; i < TILE; i += Chunks::STEP) copy_async(to + i * STRIDE, row + i * nb);

@@ -12,14 +12,15 @@
 typedef Operands<TYPE_K> Operand;  // TYPE_V has the same
 
 constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // tensor-core steps along a key
-constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // slices of values; registers have room for one
+constexpr int N_SLICES = (HEAD_DIM_V + 127) / 128;  // slices of values; registers have room for one
 constexpr int SLICE = HEAD_DIM_V / N_SLICES;        // elements
 constexpr int N_PAIRS = (SLICE + 15) / 16;          // pairs of 8 elements
 
-// Registers have room for N_KEPT steps of a large query; unpacking tiles needs some of them.
+// Registers have room for N_KEPT steps of a large query, at most 10; unpacking tiles needs some.
 constexpr bool IS_PACKED =
     PoolTile<TYPE_K, HEAD_DIM_K, WARP>::IS_PACKED || PoolTile<TYPE_V, SLICE, WARP>::IS_PACKED;
-constexpr int N_LENT = N_STEPS > (IS_PACKED ? 6 : 8) ? 6 : 0, N_KEPT = N_STEPS - N_LENT;
+constexpr int N_LENT = N_STEPS <= (IS_PACKED ? 6 : 8) ? 0 : N_STEPS <= 16 ? 6 : N_STEPS - 4;
+constexpr int N_KEPT = N_STEPS - N_LENT;
 
 // A query, in shared memory. It is read again for each use.
 struct Row {
