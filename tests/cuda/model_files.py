@@ -16,6 +16,10 @@ from lamella.graph import GGMLType
 TYPES: Final = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
 )
+FEW_BITS: Final = (
+    *("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "IQ3_S", "IQ3_XXS"),
+    *("IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"),
+)
 # more than two blocks of 256, whose order matters; a vocabulary of more than twice 256, so that the
 # device finds the largest logits
 SMALL: Final = Shape(n_embd=256, n_ff=768, n_layer=2, n_head=4, n_head_kv=2, n_vocab=600)

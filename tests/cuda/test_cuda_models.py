@@ -12,7 +12,7 @@ import pytest
 from control_vectors import write_control
 from golden_data import STORIES, TINY, check_golden, golden_cases, model_path
 from gpus import Gpus, emulated_gpus
-from model_files import TYPES, ModelFiles
+from model_files import FEW_BITS, TYPES, ModelFiles
 from model_run import (
     MOST_DIVERGENCE,
     N_UBATCH,
@@ -45,15 +45,17 @@ pytestmark = pytest.mark.timeout(900)
 
 REAL_SHAPES = ("0.5b", "1b")
 EMULATED_TYPES = ("F16", "Q4_0")
-KV_TYPES = (GGMLType.F16, GGMLType.Q8_0, GGMLType.F32)
+KV_TYPES = (GGMLType.F16, GGMLType.Q8_0)
+MORE_KV_TYPES = (GGMLType.F32, GGMLType.BF16, GGMLType.Q4_0, GGMLType.Q5_1)
 SHARED = (*STORIES, *TINY)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"shape", "type"} <= {*metafunc.fixturenames}:
         real = [(shape, type) for shape in REAL_SHAPES for type in TYPES]
-        more = ("Q6_K",) if metafunc.config.getoption("--full") else ()
-        emulated = [("small", type) for type in (*EMULATED_TYPES, *more)]
+        real += [("small", type) for type in FEW_BITS]
+        types = (*TYPES, *FEW_BITS) if metafunc.config.getoption("--full") else EMULATED_TYPES
+        emulated = [("small", type) for type in types]
         chosen = real if metafunc.config.getoption("--cuda") else emulated
         metafunc.parametrize(("shape", "type"), chosen)
 
@@ -173,7 +175,7 @@ def batched(context: Context, tokens: list[int], others: int) -> F32Array:
 
 @pytest.mark.parametrize(
     "kv_type",
-    [pytest.param(t, marks=pytest.mark.full if t is GGMLType.F32 else ()) for t in KV_TYPES],
+    [*KV_TYPES, *(pytest.param(t, marks=pytest.mark.full) for t in MORE_KV_TYPES)],
     ids=lambda t: f"kv {t.name}",
 )
 def test_bits_depend_neither_on_chunks_nor_on_other_sequences(
