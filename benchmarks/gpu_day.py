@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +38,12 @@ HOT: Final = {  # kernels that take most time, with a case of the benchmark for 
     "mul_mat_one": "mul_mat Q4_0 4096x14336x1$",
     "mul_mat_vec": "mul_mat Q4_0 4096x14336x8$",
     "mul_mat_mma": "mul_mat Q4_0 4096x14336x512$",
-    "attention_1": "attention 8b F16 1 tokens",
+    "attention_split": "attention 8b F16 1 tokens",
     "attention_4": "attention 8b F16 512 tokens",
+}
+COMPARED: Final = {  # switches that change speed but no bits, with the cases that they change
+    "LAMELLA_NO_FIT": r"x(1|8|64|512)$|^attention",
+    "LAMELLA_NO_SPLIT": "^attention",
 }
 SECTIONS: Final = ("SpeedOfLight", "Occupancy", "WarpStateStats", "SchedulerStats", "LaunchStats")
 CHECKED: Final = f"test_the_result and (Q4_0 or Q6_K or flash_attn_ext) and {SMALL}"
@@ -97,6 +102,12 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
             yield Step(f"llama-bench-{model}", 60, command, llama_bench)
         profile = ["profile", str(model_file(models, model)), "-ngl", "99", "-p", "0", "-n", "8"]
         yield Step(f"profile-{model}", 60, [PYTHON, "-m", "lamella", *profile])
+    for turn, (switch, pattern) in product((1, 2), COMPARED.items()):
+        for value in (0, 1):
+            command = ["env", f"{switch}={value}", PYTHON, str(cases), pattern, "--trials", "3"]
+            shared = ["--no-limits", "--models", MODELS[0], "--model-folder", str(models)]
+            name = f"{switch}={value}-{MODELS[0]}-turn-{turn}"
+            yield Step(name, 60, [*command, *shared])
     for name, case in HOT.items():
         sections = [word for section in SECTIONS for word in ("--section", section)]
         ncu = ["ncu", "--clock-control", "none", "--launch-count", "2", "-k", f"regex:{name}"]
