@@ -41,9 +41,9 @@ HOT: Final = {  # kernels that take most time, with a case of the benchmark for 
     "attention_split": "attention 8b F16 1 tokens",
     "attention_4": "attention 8b F16 512 tokens",
 }
-COMPARED: Final = {  # switches that change speed but no bits, with the cases that they change
-    "LAMELLA_NO_FIT": r"x(1|8|64|512)$|^attention",
-    "LAMELLA_NO_SPLIT": "^attention",
+COMPARED: Final = {  # switches that change speed but no bits: cases, and another switch meanwhile
+    "LAMELLA_NO_FIT": (r"x(1|8|64|512)$", "LAMELLA_NO_SPLIT=1"),
+    "LAMELLA_NO_SPLIT": ("^attention", "LAMELLA_NO_FIT=0"),
 }
 SECTIONS: Final = ("SpeedOfLight", "Occupancy", "WarpStateStats", "SchedulerStats", "LaunchStats")
 CHECKED: Final = f"test_the_result and (Q4_0 or Q6_K or flash_attn_ext) and {SMALL}"
@@ -102,9 +102,10 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
             yield Step(f"llama-bench-{model}", 60, command, llama_bench)
         profile = ["profile", str(model_file(models, model)), "-ngl", "99", "-p", "0", "-n", "8"]
         yield Step(f"profile-{model}", 60, [PYTHON, "-m", "lamella", *profile])
-    for turn, (switch, pattern) in product((1, 2), COMPARED.items()):
+    for turn, (switch, (pattern, other)) in product((1, 2), COMPARED.items()):
         for value in (0, 1):
-            command = ["env", f"{switch}={value}", PYTHON, str(cases), pattern, "--trials", "3"]
+            switches = ["env", other, f"{switch}={value}"]
+            command = [*switches, PYTHON, str(cases), pattern, "--trials", "3"]
             shared = ["--no-limits", "--models", MODELS[0], "--model-folder", str(models)]
             name = f"{switch}={value}-{MODELS[0]}-turn-{turn}"
             yield Step(name, 60, [*command, *shared])
