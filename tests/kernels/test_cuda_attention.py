@@ -173,6 +173,17 @@ def test_scratch_memory_has_room_for_all_positions_of_the_pool_twice() -> None:
     assert scratch <= 2 * node.src[1].nbytes // 16  # of a layer's keys
 
 
+def test_devices_with_tensor_cores_for_a_type_or_a_size() -> None:
+    def devices(shape: Shape) -> set[str]:
+        return {n for n, limits in DEVICES.items() if has_tensor_cores(build(shape), limits)}
+
+    assert devices(Shape(2, 1, 64, 64, Q8_0, F16)) == set(DEVICES)
+    assert devices(Shape(2, 1, 256, 256, Q8_0, Q8_0)) == set(DEVICES)
+    assert devices(Shape(2, 1, 64, 64, BF16, BF16)) == set(DEVICES) - {"T4"}
+    assert devices(Shape(2, 1, 576, 512)) == {"A100", "H100"}
+    assert devices(Shape(2, 1, 64, 64, F32, F16)) == devices(Shape(2, 1, 592, 512)) == set()
+
+
 def test_blocks_follow_the_device() -> None:
     # warps of a block that share a partition, and blocks that share a token's
     found = {n: divided(large(1, 1), limits) for n, limits in DEVICES.items()}
