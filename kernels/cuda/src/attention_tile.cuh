@@ -173,7 +173,7 @@ template <int D, int THREADS, int STAGES> struct PoolTile<F16, D, THREADS, STAGE
         const char *const row =
             from + 16 * part + static_cast<i64>(cell + Chunks::row()) * nb;
         if (aligned && n == TILE) {
-#pragma unroll
+#pragma unroll 8  // more would take too many registers
             for (int i = 0; i < TILE; i += Chunks::STEP) copy_async(to + i * STRIDE, row + i * nb);
         } else {
 #pragma unroll 1
