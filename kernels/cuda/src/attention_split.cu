@@ -71,7 +71,7 @@ struct Part {
     DEVICE void add_round(const Shared &of, const Place &place, const Span &span,
                           const float *products, int stride) {
         const int begin = place.first - warp_id() * TILE;
-#pragma unroll
+#pragma unroll 2  // more would take too many registers
         for (int t = 0; t < WARPS; t++) {
             if (!is_seen(begin + t * TILE, span)) continue;
             float keep[2];
