@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ from .worker import Worker
 
 START_SECONDS: Final = 120.0  # most time until an actor lends its device
 INSTALL: Final = "Ray is not installed: pip install 'lamella[ray]'"
+ANSWER_SECONDS: Final = 5.0  # most time to connect to a cluster, and for its first answer
+_SETTINGS: Final = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of HTTP/2 (RFC 9113)
+_HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
 NO_CLUSTER: Final = "there is no Ray cluster on this machine: start one with `ray start --head`"
 
 OpenDevice = Callable[[str, int | None], Device]  # a device by name, and its threads
@@ -92,11 +96,31 @@ def _ray() -> Any:
     except ImportError:
         raise UnknownDeviceError(INSTALL) from None
     if not ray.is_initialized():
+        _check_address(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError:
             raise UnknownDeviceError(NO_CLUSTER) from None
     return ray
+
+
+def _check_address(address: str) -> None:
+    """See if a cluster answers at RAY_ADDRESS. Ray itself asks for minutes.
+
+    Raises:
+        UnknownDeviceError: none does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()) or os.environ.get("RAY_USE_TLS", "0") != "0":
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS) as sock:
+            sock.sendall(_HTTP2)  # Ray speaks gRPC
+            answer = sock.recv(len(_SETTINGS), socket.MSG_WAITALL)
+    except (OSError, OverflowError) as e:
+        raise UnknownDeviceError(f"RAY_ADDRESS is {address}: no cluster answers: {e}") from None
+    if answer[3:] != _SETTINGS[3:]:
+        raise UnknownDeviceError(f"RAY_ADDRESS is {address}: that is no Ray cluster")
 
 
 def _on(node: Node) -> Any:

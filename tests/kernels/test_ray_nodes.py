@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import lamella
+from lamella.base.background import begin
 from lamella.base.errors import DeviceLostError, UnknownDeviceError
 from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
@@ -135,6 +137,32 @@ def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(UnknownDeviceError, match=r"there is no Ray cluster .*ray start --head"):
         RayNodes(devices.open_device).all()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a program that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield "127.0.0.1:{}".format(listener.getsockname()[1])
+
+
+def test_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_nodes, "ANSWER_SECONDS", 0.2)
+    for address in (silent, f"ray://{silent}", "127.0.0.1:1", "no.such.host.invalid:6379"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UnknownDeviceError, match=f"RAY_ADDRESS is {address}: no cluster answ"):
+            RayNodes(devices.open_device).all()
+
+
+def test_an_address_of_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begin(lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n"), "answer")
+        address = "127.0.0.1:{}".format(listener.getsockname()[1])
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UnknownDeviceError, match=f"{address}: that is no Ray cluster"):
+            RayNodes(devices.open_device).all()
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
