@@ -20,7 +20,7 @@ from ...base.errors import DeviceLostError
 from ...graph.cost import Cost
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS
-from ...graph.tensor import Tensor
+from ...graph.tensor import OUTPUT, Tensor
 from ...sched.backend import Backend, CallTime, Event
 from ..compute import unusable_memory
 from .failures import remote_error
@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_BYTES: Final = 32 << 20  # most bytes of inputs that a worker has to keep
 TAGS: Final = count(1)  # of tensors between workers, unique in a run
-RESULT: Final = struct.Struct("<qqq")  # buffer, offset, size: before each result of a SYNC
+RESULT: Final = struct.Struct("<qqq")  # buffer, offset, size: before each result
+RESULT_BYTES: Final = 1 << 16  # largest result that a worker sends unasked
+
+
+def is_result(t: Tensor) -> bool:
+    """True if a worker sends a tensor when it is computed."""
+    return bool(t.flags & OUTPUT) and 0 < t.nbytes <= RESULT_BYTES
 
 
 class RemoteEvent(Event):
@@ -54,6 +60,7 @@ class RemotePlan:
     def __init__(self, id: int, graph: Encoded, work: Buffer | None, dropped: deque[int]) -> None:
         self.id = id
         self.graph = graph
+        self.has_results = any(map(is_result, graph.tensors))
         self.work = work
         self._dropped = dropped
 
@@ -79,6 +86,9 @@ class RemoteBackend(Backend):
         self._sent = 0  # messages that the worker counts
         self._asked = 0  # the number of them in the last ASK
         self._reached = 0  # the number that is known to be done
+        self._last_run = 0  # the number of the last RUN whose end the worker tells unasked
+        self._n_writes = 0  # of the host to the worker's memory, before that RUN
+        self._done: Message | None = None  # what it told
         self._is_idle = True  # nothing was sent since the last `synchronize`
         self._syncs = False  # a SYNC is on its way
         self._freed = False
@@ -86,7 +96,7 @@ class RemoteBackend(Backend):
     def free(self) -> None:
         if not self._freed:
             self._freed = True
-            self._channel.close()
+            self.control.close_stream(self._channel)
             super().free()
 
     # --- computing ---
@@ -110,7 +120,9 @@ class RemoteBackend(Backend):
                     raise unusable_memory(self.name, node, tensor)
 
     def graph_plan_compute(self, plan: RemotePlan) -> None:
-        self._queue(Kind.RUN, plan.id)
+        self._queue(Kind.RUN, plan.id, plan.has_results)
+        if plan.has_results:
+            self._last_run, self._n_writes = self._sent, self.control.n_writes
         self._flush()
 
     def graph_plan_profile(self, plan: RemotePlan) -> Sequence[CallTime]:
@@ -132,21 +144,38 @@ class RemoteBackend(Backend):
         ]
 
     def begin_synchronize(self) -> None:
-        if not (self._is_idle or self._syncs or self._freed):
+        if not (self._is_idle or self._syncs or self._freed or self._tells_its_end):
             self._queue(Kind.SYNC)
             self._flush()
             self._syncs = True
 
+    @property
+    def _tells_its_end(self) -> bool:
+        """True if the last work ends with a message of the worker."""
+        return self._last_run == self._sent
+
     def synchronize(self) -> None:
+        if self._tells_its_end and not (self._is_idle or self._freed):
+            self.wait_for(self._sent)
+            done = self._done
+            if done is not None and done.numbers[:2] == (self._sent, 0):
+                self._settle()
+                if self._n_writes == self.control.n_writes:
+                    self.control.keep_results(_results(done))
+                return
+            self._last_run = 0  # it failed, and tells why when it is asked
         self.begin_synchronize()
-        if not self._syncs:
-            return
-        self._syncs, self._is_idle = False, True  # also after an error: the work is lost
+        if self._syncs:
+            self._settle()  # also after an error: the work is lost
+            reply = self._reply()
+            self._reached = self._sent
+            self.control.keep_results(_results(reply))
+
+    def _settle(self) -> None:
+        """Nothing is in flight any more."""
+        self._syncs, self._is_idle = False, True
         self._writes.clear()
         self._n_bytes = 0
-        reply = self._reply()
-        self._reached = self._sent
-        self.control.keep_results(_results(reply))
 
     # --- copying ---
 
@@ -230,7 +259,7 @@ class RemoteBackend(Backend):
         if self._syncs:
             self.synchronize()
         while self._reached < n_messages and not self._freed:
-            if self._asked < n_messages:
+            if max(self._asked, self._last_run) < n_messages:
                 self._asked = n_messages
                 self._channel.queue(Kind.ASK, n_messages)
             self._flush()
@@ -252,17 +281,26 @@ class RemoteBackend(Backend):
             feeder._flush()
         self.control.forget_results()
         try:
+            self.control.check()
             self._channel.flush()
-        except DeviceLostError as e:
-            self._lose(e)
-            raise
+        except BaseException as e:
+            raise self._lost(e) from None
 
     def _receive(self) -> Message:
         try:
+            self.control.check()
             return self._channel.receive()
-        except DeviceLostError as e:
+        except BaseException as e:
+            raise self._lost(e) from None
+
+    def _lost(self, e: BaseException) -> BaseException:
+        """Lose the worker after an error of the connection, or an interrupt, which cuts messages;
+        return the error to raise."""
+        if isinstance(e, DeviceLostError):
             self._lose(e)
-            raise
+            return DeviceLostError(str(self.control.lost))
+        self._lose(DeviceLostError(f"{self.name}: work of its process was interrupted"))
+        return e
 
     def _lose(self, error: DeviceLostError) -> None:
         """The worker is gone, and all its work."""
@@ -288,10 +326,12 @@ class RemoteBackend(Backend):
         return reply
 
     def _take(self, message: Message) -> bool:
-        """Take note of a REACHED; return True for other messages, which are replies."""
-        if message.kind != Kind.REACHED:
+        """Take note of REACHED and DONE; return True for other messages, which are replies."""
+        if message.kind not in (Kind.REACHED, Kind.DONE):
             return True
         self._reached = max(self._reached, message.numbers[0])
+        if message.kind == Kind.DONE:
+            self._done = message
         return False
 
 

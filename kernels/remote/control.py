@@ -23,6 +23,7 @@ import numpy as np
 
 from ...alloc.buffer import Buffer, BufferType, Bytes, FilePart
 from ...alloc.memory import NullBuffer
+from ...base.background import begin
 from ...base.errors import BackendError, DeviceLostError, OutOfMemoryError
 from ...base.log import get_logger
 from ...graph.tensor import Tensor
@@ -32,6 +33,8 @@ from .failures import remote_error
 from .files import FileIdentity, identify
 from .graphs import BufferReference, Encoded
 from .memory import RemoteBuffer, RemoteBufferType
+from .pulse import Pulse
+from .spin import Spin
 from .wire import Address, Channel, Kind, Message, Role, connect, to_json
 
 log = get_logger("remote")
@@ -76,13 +79,17 @@ class Control:
         self._peers: dict[Control, Peer | None] = {}
         self._identities: dict[Path, FileIdentity] = {}
         self._results: list[tuple[int, int, bytes]] = []  # see `keep_results`
+        self.n_writes = 0  # to memory that results may be in
         self._ask_graph = cache(self._call)
         self.lost: DeviceLostError | None = None
+        self._streams: list[Channel] = []
+        self._pulse: Pulse | None = None
         self._channel = connect(address, secret, Role.CONTROL, name)
         try:
             self.info: dict[str, Any] = self._call("info")
             self._check_version(self.info["version"])
             self.link = self._measure_link()
+            self._pulse = Pulse(connect(address, secret, Role.PULSE, name), self.lose)
         except BaseException:
             self.close()
             raise
@@ -96,7 +103,15 @@ class Control:
 
     def open_stream(self) -> Channel:
         """A new connection for the work of a backend."""
-        return connect(self.address, self._secret, Role.STREAM, self.name)
+        self.check()
+        channel = connect(self.address, self._secret, Role.STREAM, self.name)
+        channel.spin = Spin()
+        self._streams.append(channel)
+        return channel
+
+    def close_stream(self, channel: Channel) -> None:
+        channel.close()
+        self._streams.remove(channel)
 
     def find_loss(self) -> str:
         """Why the worker is gone; "" if nothing is known of that."""
@@ -114,17 +129,34 @@ class Control:
         """End the connection, and with it the worker's session. May be called again."""
         self.lose(DeviceLostError(f"{self.name}: {LOST}"))
 
+    def check(self) -> None:
+        """Raise DeviceLostError if the worker is known to be gone."""
+        if self.lost is not None:
+            raise DeviceLostError(str(self.lost))
+
     def lose(self, error: DeviceLostError) -> None:
-        """The worker is gone: all later requests fail."""
-        self.lost = self.lost or error
-        self._channel.close()
+        """The worker is gone: all later requests fail, and waiting threads get an error."""
+        if self.lost is None:
+            self.lost = error
+            begin(self._cut_links, "lamella-cut")
+        if self._pulse is not None:
+            self._pulse.stop()
+        for channel in (self._channel, *self._streams):
+            channel.close()
+
+    def _cut_links(self) -> None:
+        """Tell other workers that nothing more will come from this one. If its process only hangs,
+        they do not notice."""
+        for other, peer in list(self._peers.items()):
+            if peer is not None and other.lost is None:
+                with suppress(BackendError):
+                    other._call_with("cut", link=peer.link, name=self.name)
 
     # --- requests ---
 
     def _ask(self, kind: Kind, *numbers: int, data: Any = b"") -> Message:
         with self._lock:
-            if self.lost is not None:
-                raise DeviceLostError(str(self.lost))
+            self.check()
             try:
                 while self._to_free:
                     self._channel.queue(Kind.FREE, self._to_free.popleft())
@@ -132,6 +164,9 @@ class Control:
                 reply = self._channel.receive()
             except DeviceLostError as e:
                 self.lose(e)
+                raise DeviceLostError(str(self.lost)) from None
+            except BaseException:  # an interrupt: the next reply would be that of this request
+                self.lose(DeviceLostError(f"{self.name}: a request to its process was interrupted"))
                 raise
         if reply.kind == Kind.ERROR:
             raise remote_error(self.name, reply.json())
@@ -177,16 +212,18 @@ class Control:
 
     def write(self, id: int, offset: int, data: Bytes) -> None:
         self.forget_results()
+        self.n_writes += 1
         self._ask(Kind.WRITE, id, offset, data=data)
 
     def read(self, id: int, offset: int, size: int) -> Bytes:
-        for known, begin, data in self._results:
-            if known == id and begin <= offset and offset + size <= begin + len(data):
-                return np.frombuffer(data, np.uint8)[offset - begin :][:size].copy()
+        for known, first, data in self._results:
+            if known == id and first <= offset and offset + size <= first + len(data):
+                return np.frombuffer(data, np.uint8)[offset - first :][:size].copy()
         return np.frombuffer(self._ask(Kind.READ, id, offset, size).data, np.uint8)
 
     def fill(self, id: int, offset: int, size: int, value: int) -> None:
         self.forget_results()
+        self.n_writes += 1
         self._ask(Kind.FILL, id, offset, size, value)
 
     def set_packed(self, id: int, offset: int, tensor: Tensor, raw: Bytes) -> None:
@@ -269,9 +306,9 @@ class Control:
         return Link(seconds / 2, (BULK_BYTES - PING_BYTES) / max(longer, 1e-6))
 
     def _echo(self, data: bytes) -> float:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         self._ask(Kind.ECHO, data=data)
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
 
 def _place(id: int, offset: int, tensor: Tensor) -> dict[str, object]:

@@ -7,71 +7,103 @@ Tested by tests/kernels/test_remote_peers.py.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ...base.errors import BackendError, DeviceLostError
-from .wire import Channel, Kind
+from .wire import Kind, Message
+
+OnChange = Callable[[], None]
+
+
+class _Waiting(NamedTuple):
+    link: int
+    on_change: OnChange
 
 
 class Mailbox:
     """Tensors by their tags. Thread-safe."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._arrived: dict[int, bytearray | None] = {}  # None: the sender failed
+        self._lock = threading.Lock()
+        self._arrived: dict[int, memoryview | None] = {}  # None: the sender failed
         self._unwanted: set[int] = set()
         self._lost: dict[int, str] = {}  # links, and why they are lost
-        self._closed = ""
+        self._waiting: dict[int, _Waiting] = {}  # by tag
 
-    def receive_all(self, channel: Channel) -> None:
-        """Take in tensors of another worker until the connection ends, which raises
-        DeviceLostError."""
-        _, (link, *_), name = channel.receive()
-        try:
-            while True:
-                kind, (tag, *_), data = channel.receive()
-                self._put(tag, data if kind == Kind.TENSOR else None)
-        finally:
-            with self._changed:
-                self._lost[link] = f"{name.decode()}, which sends its input, is gone"
-                self._changed.notify_all()
-
-    def _put(self, tag: int, data: bytearray | None) -> None:
-        with self._changed:
+    def put(self, tag: int, data: memoryview | None) -> OnChange | None:
+        """Keep a tensor; None: its sender failed. Return the stream that waits for it."""
+        with self._lock:
             if tag in self._unwanted:
                 self._unwanted.remove(tag)
-                return
+                return None
             self._arrived[tag] = data
-            self._changed.notify_all()
+            waiting = self._waiting.pop(tag, None)
+        return None if waiting is None else waiting.on_change
 
-    def take(self, tag: int, link: int) -> bytearray:
-        """Wait for a tensor.
+    def take(self, tag: int, link: int, on_change: OnChange) -> memoryview | None:
+        """A tensor. None if it has not arrived: `on_change` is called when that changes.
 
         Raises:
             BackendError: its sender failed. DeviceLostError: the link is lost.
         """
-
-        def is_over() -> bool:
-            return tag in self._arrived or link in self._lost or self._closed != ""
-
-        with self._changed:
-            self._changed.wait_for(is_over)
-            if tag not in self._arrived:
-                raise DeviceLostError(self._lost.get(link, self._closed))
-            data = self._arrived.pop(tag)
-        if data is None:
-            raise BackendError("the device that computes its input failed")
-        return data
+        with self._lock:
+            if tag in self._arrived:
+                data = self._arrived.pop(tag)
+                if data is None:
+                    raise BackendError("the device that computes its input failed")
+                return data
+            if link in self._lost:
+                raise DeviceLostError(self._lost[link])
+            self._waiting[tag] = _Waiting(link, on_change)
+        return None
 
     def drop(self, tag: int) -> None:
         """Do without a tensor, which may not have arrived yet."""
-        with self._changed:
+        with self._lock:
+            self._waiting.pop(tag, None)
             if tag in self._arrived:
                 del self._arrived[tag]
             else:
                 self._unwanted.add(tag)
 
-    def close(self, why: str) -> None:
-        """End all waits."""
-        with self._changed:
-            self._closed = why
-            self._changed.notify_all()
+    def lose(self, link: int, why: str) -> None:
+        """Nothing more will arrive over a link: all waits for it end."""
+        with self._lock:
+            self._lost.setdefault(link, why)
+            ended = [tag for tag, waiting in self._waiting.items() if waiting.link == link]
+            calls = [self._waiting.pop(tag).on_change for tag in ended]
+        for on_change in calls:
+            on_change()
+
+
+class PeerLink:
+    """The connection from another worker; a handler of the reactor."""
+
+    is_busy = False
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._number = 0
+        self._name = ""
+        self._calls: list[OnChange] = []
+
+    def take(self, message: Message) -> None:
+        kind, (number, *_), data = message
+        if not self._name:
+            if kind != Kind.LINK:
+                raise ValueError(f"the first message has kind {kind}, must be {Kind.LINK}")
+            self._number, self._name = number, bytes(data).decode() or "?"
+            return
+        call = self._mailbox.put(number, data if kind == Kind.TENSOR else None)
+        if call is not None:
+            self._calls.append(call)
+
+    def go_on(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+    def end(self) -> None:
+        self.go_on()
+        self._mailbox.lose(self._number, f"{self._name}, which sends its input, is gone")

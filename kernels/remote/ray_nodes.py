@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ...base.background import begin
 from ...base.errors import DeviceLostError, UnknownDeviceError
+from ...base.settings import environment
 from ...sched.backend import Device
 from .registry import Node
 from .wire import Address
@@ -96,7 +97,7 @@ def _ray() -> Any:
     except ImportError:
         raise UnknownDeviceError(INSTALL) from None
     if not ray.is_initialized():
-        _check_address(os.environ.get("RAY_ADDRESS", ""))
+        _check_address(environment("RAY_ADDRESS") or "")
         try:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError:
@@ -111,7 +112,7 @@ def _check_address(address: str) -> None:
         UnknownDeviceError: none does.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()) or os.environ.get("RAY_USE_TLS", "0") != "0":
+    if not (host and port.isdigit()) or environment("RAY_USE_TLS") not in (None, "0"):
         return
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS) as sock:

@@ -1,9 +1,10 @@
 """A stream of a worker: executes the messages of a driver's backend in their order.
 
-One thread reads them, so that the driver never waits for a computation to send the next step;
-another one works. It counts messages, so that the driver can ask when the first n are done. After a
-failure all work is dropped until the driver synchronizes. Tested by
-tests/kernels/test_remote_backend.py.
+The reactor's thread executes short work at once, as each thread that has to wake up delays a step.
+Long work goes to a thread of the stream, so that the driver never waits for a computation to send
+the next step. How long work takes is known from the last time. A stream counts messages, so that
+the driver can ask when the first n are done. After a failure all work is dropped until the driver
+synchronizes. Tested by tests/kernels/test_remote_backend.py and test_remote_stream.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,72 +21,144 @@ import numpy as np
 from ...alloc.buffer import Bytes, Usage, tensor_get, tensor_set
 from ...alloc.host import HostBuffer
 from ...base.errors import DeviceLostError
-from ...graph.tensor import OUTPUT, Tensor
-from .backend import RESULT
+from ...graph.tensor import Tensor
+from .backend import RESULT, is_result
 from .failures import error_json
 from .wire import Channel, Kind, Message, to_json
 
 if TYPE_CHECKING:
     from .worker import Worker
 
-RESULT_BYTES: Final = 1 << 16  # largest output that the reply to SYNC carries
+SHORT_SECONDS: Final = 0.002  # work that takes no longer is short
 FAILURES: Final = Exception  # whatever a kernel raises is the driver's
+
+_Output = tuple[bytes, Tensor]
+
+_COMPUTING: Final = (Kind.RUN, Kind.PLAN, Kind.PROFILE)
+_WAITING: Final = (Kind.SYNC, Kind.SEND, Kind.COPY)  # for an asynchronous device
 
 
 class _Plan:
-    """A plan of the device's backend; its graph and tensors, as the driver numbers them."""
+    """A plan of the device's backend. `tensors` are in the order of the driver's numbers.
 
-    def __init__(self, plan: Any, nodes: list[Tensor], tensors: list[Tensor]) -> None:
+    `outputs`: small results, each with its place as bytes. `seconds`: how long messages took the
+    last time, by their kinds, after this plan was run.
+    """
+
+    def __init__(self, plan: Any, tensors: Sequence[Tensor], outputs: list[_Output]) -> None:
         self.plan = plan
         self.index = {tensor: i for i, tensor in enumerate(tensors)}
-        outputs = (t for t in nodes if t.flags & OUTPUT and 0 < t.nbytes <= RESULT_BYTES)
-        self.outputs = list(outputs)
+        self.outputs = outputs
+        self.seconds: dict[int, float] = {}
 
 
 class Stream:
-    """Executes the work of one connection."""
+    """Executes the work of one connection; a handler of the reactor."""
 
     def __init__(self, worker: Worker, channel: Channel) -> None:
         self.worker = worker
+        self.ended = threading.Event()
         self._channel = channel
-        self._queue: SimpleQueue[Message | None] = SimpleQueue()
+        self._queue: deque[Message] = deque()
         self._n_done = 0  # messages
         self._asked: deque[int] = deque()  # numbers of messages, whose end the driver waits for
         self._sending: set[Channel] = set()  # to other workers, with tensors that are not sent yet
         self._backend = worker.device.init_backend()
         self._plans: dict[int, _Plan] = {}
+        self._last: _Plan | None = None  # the plan of the last RUN
         self._error: Exception | None = None
         self._used: list[object] = []  # data that asynchronous copies may still read
         self._ran: dict[int, _Plan] = {}  # since the last SYNC
+        # one thread at a time works: that of the reactor, or the stream's own
+        self._turn = threading.Lock()  # protects the next two
+        self._works = False
+        self._again = False  # something arrived that the thread at work may not have seen
+        self._closed = False
+        self._long: SimpleQueue[bool] = SimpleQueue()  # True: long work waits; False: end
+        threading.Thread(target=self._work_long, name="lamella-stream", daemon=True).start()
 
-    def run(self) -> None:
-        """Execute messages until the connection ends, which raises DeviceLostError."""
-        works = threading.Thread(target=self._work, name="lamella-stream", daemon=True)
-        works.start()
-        try:
-            while True:
-                message = self._channel.receive()
-                if message.kind == Kind.ASK:
-                    self._asked.append(message.numbers[0])  # it does not wait for its turn
-                self._queue.put(message)
-        finally:
-            self._queue.put(None)
-            works.join()
-            self._backend.free()
+    # --- for the reactor ---
 
-    def _work(self) -> None:
-        try:
-            while (message := self._queue.get()) is not None:
-                if message.kind != Kind.SEND:
-                    self._flush()
-                if message.kind != Kind.ASK:
-                    self._execute(message)
-                    self._n_done += 1
-                if self._queue.empty():
-                    self._flush()
+    @property
+    def is_busy(self) -> bool:
+        return self._works
+
+    def take(self, message: Message) -> None:
+        if message.kind == Kind.ASK:
+            self._asked.append(message.numbers[0])  # it does not wait for its turn
+        else:
+            self._queue.append(message)
+
+    def go_on(self) -> None:
+        """Work until all is done, or a tensor of another worker is missing, or long work comes."""
+        with self._turn:
+            self._again = True
+            if self._works:
+                return
+            self._works = True
+        self._work(here=True)
+
+    def end(self) -> None:
+        self._closed = True
+        self.go_on()
+
+    # --- whose turn it is ---
+
+    def _work(self, *, here: bool) -> None:
+        """Work, as the only thread, until nothing is left. `here`: the reactor's thread."""
+        while True:
+            with self._turn:
+                if not self._again:
+                    self._works = False
+                    return
+                self._again = False
+            try:
+                if not self._closed and not self._execute_all(here):
+                    self._again = True
+                    self._long.put(True)  # its thread has the turn from now on
+                    return
+            except DeviceLostError:
+                self._closed = True  # the driver is gone
+            if self._closed:
+                self._queue.clear()
+                if not self.ended.is_set():
+                    self._backend.free()
+                    self._long.put(False)
+                    self.ended.set()
+
+    def _work_long(self) -> None:
+        while self._long.get():
+            self._work(here=False)
+
+    def _execute_all(self, here: bool) -> bool:
+        """Execute what can be; return False if the next work is long, and `here`."""
+        queue = self._queue
+        while queue and not self._closed:
+            message = queue[0]
+            if here and self._is_long(message):
+                self._flush(here)
+                return False
+            if self._sending and message.kind != Kind.SEND and not self._flush(here):
+                return False
+            begin = time.perf_counter()
+            if not self._execute(message):
+                break  # it waits for a tensor
+            queue.popleft()
+            self._n_done += 1
+            if self._last is not None:
+                self._last.seconds[message.kind] = time.perf_counter() - begin
+            if self._asked:
                 self._answer()
-        except DeviceLostError:
-            pass  # the driver is gone: the other thread notices, too
+        if self._asked:
+            self._answer()
+        return self._flush(here)
+
+    def _is_long(self, message: Message) -> bool:
+        kind = message.kind
+        plan = self._plans.get(message.numbers[0]) if kind == Kind.RUN else self._last
+        is_unknown = kind in _COMPUTING or (kind in _WAITING and self._backend.is_async)
+        known = None if plan is None else plan.seconds.get(kind)
+        return is_unknown if known is None else known > SHORT_SECONDS
 
     def _answer(self) -> None:
         """Tell the driver that messages are done, if it has asked."""
@@ -92,17 +166,24 @@ class Stream:
             self._finish()
             self._channel.send(Kind.REACHED, self._asked.popleft())
 
-    def _flush(self) -> None:
-        """Send tensors to other workers: before their memory changes, and before a wait."""
+    def _flush(self, here: bool) -> bool:
+        """Send tensors to other workers: before their memory changes, and before a wait. Return
+        False if that takes long, and `here`."""
         while self._sending:
+            channel = self._sending.pop()
             try:
-                self._sending.pop().flush()
+                if here and not channel.flush_ready():
+                    self._sending.add(channel)
+                    return False
+                channel.flush()
             except FAILURES as e:
                 self._error = self._error or e
+        return True
 
     # --- messages ---
 
-    def _execute(self, message: Message) -> None:
+    def _execute(self, message: Message) -> bool:
+        """Execute a message, and keep its error. Return False if a tensor has not arrived."""
         n = message.numbers
         match message.kind:
             case Kind.SYNC:
@@ -119,34 +200,46 @@ class Stream:
                 self.worker.mailbox.drop(n[3])
             case _ if self._error is None:
                 try:
-                    self._do(message)
+                    if not self._do(message):
+                        return False
                 except FAILURES as e:
                     self._error = e
+        if message.kind == Kind.RUN and n[1]:
+            self._tell_end()
+        return True
 
-    def _do(self, message: Message) -> None:
+    def _do(self, message: Message) -> bool:
         a, b, c, d, e = message.numbers
         match message.kind:
             case Kind.WRITE:
                 self._write(a, b, np.frombuffer(message.data, np.uint8))
             case Kind.RUN:
-                self._ran[a] = self._plans[a]
-                self._backend.graph_plan_compute(self._plans[a].plan)
+                self._last = self._ran[a] = self._plans[a]
+                self._backend.graph_plan_compute(self._last.plan)
             case Kind.COPY:
                 self._backend.synchronize()
                 self._write(d, e, self._read(a, b, c).copy())
             case Kind.RECEIVE:
-                self._write(a, b, np.frombuffer(self.worker.mailbox.take(d, e), np.uint8))
+                data = self.worker.mailbox.take(d, e, self.go_on)
+                if data is None:
+                    return False
+                self._write(a, b, np.frombuffer(data, np.uint8))
             case _:
                 raise ValueError(f"unknown work {message.kind}")
+        return True
 
     def _write(self, buffer: int, offset: int, data: Bytes) -> None:
-        if data.size:
-            tensor = self.worker.bytes_at(buffer, offset, data.size)
-            if self._backend.is_async:
-                self._used.append(data)
-                self._backend.set_tensor_async(tensor, data)
-            else:
-                tensor_set(tensor, data)
+        if not data.size:
+            return
+        if self._backend.is_async:
+            self._used.append(data)
+            self._backend.set_tensor_async(self.worker.bytes_at(buffer, offset, data.size), data)
+            return
+        found = self.worker.buffers[buffer]
+        if isinstance(found, HostBuffer):
+            found.memory[offset : offset + data.size] = data
+        else:
+            tensor_set(self.worker.bytes_at(buffer, offset, data.size), data)
 
     def _read(self, buffer: int, offset: int, size: int) -> Bytes:
         if not size:
@@ -176,24 +269,34 @@ class Stream:
 
     def _synchronize(self) -> None:
         self._finish()
-        ran, self._ran = self._ran, {}
         error, self._error = self._error, None
         if error is not None:
+            self._ran.clear()
             self._fail(error)
             return
-        parts: list[Any] = []
-        for plan in ran.values():
-            for output in plan.outputs:
-                id, data = self._id_of(output), tensor_get(output)
-                parts += (RESULT.pack(id, output.offset, data.size), data.tobytes())
-        self._channel.send(Kind.DATA, data=b"".join(parts))
+        self._channel.send(Kind.DATA, data=self._results())
 
-    def _id_of(self, tensor: Tensor) -> int:
-        return next(id for id, buffer in self.worker.buffers.items() if buffer is tensor.buffer)
+    def _tell_end(self) -> None:
+        """Tell the driver the end of this work. SYNC has the reason of a failure."""
+        self._finish()
+        number = self._n_done + 1
+        if self._error is None:
+            self._channel.send(Kind.DONE, number, data=self._results())
+        else:
+            self._channel.send(Kind.DONE, number, 1)
+
+    def _results(self) -> bytes:
+        """The outputs since the last results. Reading them needs no further request."""
+        parts: list[Any] = []
+        for plan in self._ran.values():
+            for place, output in plan.outputs:
+                parts += (place, tensor_get(output))
+        self._ran.clear()
+        return b"".join(parts)
 
     # --- plans ---
 
-    def _make_plan(self, id: int, work: int, sent: Any) -> None:
+    def _make_plan(self, number: int, work: int, sent: Any) -> None:
         self._finish()  # a plan may compile for long: nothing shall wait unnoticed
         graph, tensors = self.worker.decode(sent)
         if work:
@@ -201,7 +304,13 @@ class Stream:
             buffer.usage = Usage.WORK
             self._backend.work = buffer
         plan = self._backend.graph_plan_create(graph)
-        self._plans[id] = _Plan(plan, graph.nodes, tensors)
+        ids = {id(buffer): number for number, buffer in self.worker.buffers.items()}
+        outputs = [
+            (RESULT.pack(ids[id(t.buffer)], t.offset, t.nbytes), t)
+            for t in graph.nodes
+            if is_result(t)
+        ]
+        self._plans[number] = _Plan(plan, tensors, outputs)
 
     def _profile(self, plan: _Plan) -> Any:
         calls = self._backend.graph_plan_profile(plan.plan)

@@ -17,11 +17,16 @@ import json
 import secrets
 import socket
 import struct
+import threading
+import time
 from contextlib import suppress
 from enum import IntEnum, auto
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ...base.errors import DeviceLostError
+from .spin import Spin
 
 VERSION: Final = 1  # of the messages; the handshake refuses others
 SECRET_BYTES: Final = 32
@@ -45,6 +50,7 @@ class Role(IntEnum):
     CONTROL = 1  # requests with replies
     STREAM = 2  # the work of a backend, in order
     PEER = 3  # tensors from another worker
+    PULSE = 4  # is the process there?
 
 
 class Kind(IntEnum):
@@ -61,7 +67,7 @@ class Kind(IntEnum):
     # work of a stream, beside WRITE
     PLAN = auto()  # plan, work buffer; JSON of a graph
     DROP = auto()  # plan
-    RUN = auto()  # plan
+    RUN = auto()  # plan, 1 to tell when it is done
     PROFILE = auto()  # plan
     COPY = auto()  # buffer, offset, size, to buffer, to offset
     SEND = auto()  # buffer, offset, size, tag, peer
@@ -73,6 +79,7 @@ class Kind(IntEnum):
     DATA = auto()  # bytes
     ERROR = auto()  # JSON
     REACHED = auto()  # the number of an ASK
+    DONE = auto()  # the number of a RUN, 1 after a failure; results
     # between workers
     LINK = auto()  # link; the sender's name. The first message
     TENSOR = auto()  # tag; the bytes
@@ -84,7 +91,7 @@ class Message(NamedTuple):
 
     kind: int
     numbers: tuple[int, int, int, int, int]
-    data: bytearray
+    data: memoryview
 
     def json(self) -> Any:
         return json.loads(bytes(self.data))
@@ -95,26 +102,52 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+class _Head(NamedTuple):
+    """A header that arrived, and the memory for the payload after it."""
+
+    kind: int
+    numbers: tuple[int, int, int, int, int]
+    data: memoryview
+
+
 class Channel:
     """A connection that both sides have accepted. `name` is the other side, for errors.
 
-    One thread at a time may send, and one may receive.
+    Any thread may send, one at a time may receive. With `spin`, `receive` spins before it
+    sleeps.
     """
 
     def __init__(self, sock: socket.socket, name: str, role: Role) -> None:
         self.name = name
         self.role = role
+        self.spin: Spin | None = None
         self._sock = sock
-        self._in = sock.makefile("rb", SMALL)
+        self._queueing = threading.Lock()  # protects the next one
         self._waiting: list[Payload] = []
+        self._sending = threading.Lock()  # a message goes out whole
+        self._unsent = memoryview(b"")  # what `flush_ready` could not send
+        self._buffer = memoryview(bytearray(SMALL))
+        self._begin = self._end = 0  # of the bytes in it that no message has taken
+        self._head: _Head | None = None
+        self._n_read = 0  # bytes of its payload
+        self._is_drained = False  # the last read got less than it could take
+
+    def set_timeout(self, seconds: float) -> None:
+        """Let the connection be lost if sending or receiving takes longer."""
+        self._sock.settimeout(seconds)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    # --- sending ---
 
     def queue(self, kind: Kind, *numbers: int, data: Payload = b"") -> None:
         """Send a message with the next `flush`. Until then, `data` must not change."""
         view = memoryview(data).cast("B")
         padded = (*numbers, 0, 0, 0, 0, 0)[:5]
-        self._waiting.append(_HEADER.pack(VERSION, kind, 0, view.nbytes, *padded))
-        if view.nbytes:
-            self._waiting.append(view)
+        head = _HEADER.pack(VERSION, kind, 0, view.nbytes, *padded)
+        with self._queueing:
+            self._waiting += (head, view) if view.nbytes else (head,)
 
     def flush(self) -> None:
         """Send all queued messages.
@@ -122,30 +155,58 @@ class Channel:
         Raises:
             DeviceLostError: the connection was lost.
         """
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
-        small: list[Payload] = []
-        try:
-            for part in waiting:
-                if len(part) >= SMALL:
-                    self._send_small(small)
-                    self._sock.sendall(part)
-                else:
-                    small.append(part)
-            self._send_small(small)
-        except OSError as e:
-            raise self._lost(e) from None
+        with self._sending:
+            small: list[Payload] = []
+            try:
+                for part in (self._unsent, *self._take_waiting()):
+                    if len(part) >= SMALL:
+                        self._send_small(small)
+                        self._sock.sendall(part)
+                    else:
+                        small.append(part)
+                self._send_small(small)
+            except OSError as e:
+                raise self._lost(e) from None
+            self._unsent = memoryview(b"")
 
     def _send_small(self, parts: list[Payload]) -> None:
         if parts:
-            self._sock.sendall(parts[0] if len(parts) == 1 else b"".join(parts))
+            self._sock.sendall(b"".join(parts))
             parts.clear()
+
+    def _take_waiting(self) -> list[Payload]:
+        with self._queueing:
+            waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def flush_ready(self) -> bool:
+        """Send what can be sent without waiting. Return False if something is left, or would take
+        long: then `flush` sends it.
+
+        Raises:
+            DeviceLostError: the connection was lost.
+        """
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            if self._unsent or any(len(part) >= SMALL for part in self._waiting):
+                return False
+            data = memoryview(b"".join(self._take_waiting()))
+            self._unsent = data[self._sock.send(data, socket.MSG_DONTWAIT) :] if data else data
+        except BlockingIOError:
+            self._unsent = data
+        except OSError as e:
+            raise self._lost(e) from None
+        finally:
+            self._sending.release()
+        return not self._unsent
 
     def send(self, kind: Kind, *numbers: int, data: Payload = b"") -> None:
         """Queue a message, and `flush`."""
         self.queue(kind, *numbers, data=data)
         self.flush()
+
+    # --- receiving ---
 
     def receive(self) -> Message:
         """Wait for the next message.
@@ -153,26 +214,85 @@ class Channel:
         Raises:
             DeviceLostError: the connection was lost, or its bytes are no messages.
         """
-        header = self._read(_HEADER.size)
-        version, kind, _, size, *numbers = _HEADER.unpack(header)
+        while (message := self._next()) is None:
+            if self.spin is None or not self._spin(self.spin):
+                self._fill()
+        return message
+
+    def receive_ready(self) -> Message | None:
+        """The next message; None if it has not arrived wholly. Does not wait. Errors: see
+        `receive`."""
+        while (message := self._next()) is None:
+            if self._is_drained or not self._fill(socket.MSG_DONTWAIT):
+                self._is_drained = False
+                return None
+        return message
+
+    def _next(self) -> Message | None:
+        """The next message, if the bytes that were read have it."""
+        head = self._head
+        if head is None:
+            if self._end - self._begin < _HEADER.size:
+                return None
+            head = self._head = self._parse_head()
+        data, n = head.data, self._n_read
+        n_here = min(len(data) - n, self._end - self._begin)
+        if n_here:
+            data[n : n + n_here] = self._buffer[self._begin : self._begin + n_here]
+            self._begin += n_here
+            self._n_read = n = n + n_here
+        if n < len(data):
+            return None
+        self._head, self._n_read = None, 0
+        return Message(*head)
+
+    def _parse_head(self) -> _Head:
+        version, kind, _, size, *numbers = _HEADER.unpack_from(self._buffer, self._begin)
+        self._begin += _HEADER.size
         if version != VERSION or size > MAX_BYTES:
             raise self._lost(f"message of version {version} with {size} bytes")
         a, b, c, d, e = numbers
-        return Message(kind, (a, b, c, d, e), self._read(size))
+        try:  # the system takes memory for bytes that arrive, not for those that are announced
+            data = memoryview(bytearray(size)) if size < SMALL else np.empty(size, np.uint8).data
+        except MemoryError:
+            raise self._lost(f"no memory for a message of {size} bytes") from None
+        return _Head(kind, (a, b, c, d, e), data)
 
-    def _read(self, size: int) -> bytearray:
-        found = bytearray(size)
-        view, n = memoryview(found), 0
+    def _fill(self, flags: int = 0) -> bool:
+        """Read what has arrived. Return False if that is nothing, and `flags` say not to wait."""
+        if self._head is not None and len(self._head.data) - self._n_read >= SMALL:
+            target = self._head.data[self._n_read :]  # without a copy
+        else:
+            left = self._buffer[self._begin : self._end]  # less than a header
+            self._buffer[: len(left)] = left
+            self._begin, self._end = 0, len(left)
+            target = self._buffer[self._end :]
         try:
-            while n < size and (n_read := self._in.readinto(view[n:])):  # type: ignore[attr-defined]
-                n += n_read
-        except (OSError, ValueError) as e:  # ValueError: closed by another thread
+            n = self._sock.recv_into(target, 0, flags)
+        except BlockingIOError:
+            return False
+        except OSError as e:
             raise self._lost(e) from None
-        if n < size:
+        if n == 0:
             raise self._lost("it was closed")
-        return found
+        self._is_drained = n < len(target)
+        if target.obj is self._buffer.obj:
+            self._end += n
+        else:
+            self._n_read += n
+        return True
+
+    def _spin(self, spin: Spin) -> bool:
+        """Read what arrives soon; return False if that is nothing."""
+        begin = time.perf_counter()
+        while not self._fill(socket.MSG_DONTWAIT):
+            if not spin.goes_on(begin):
+                return False
+        return True
 
     def _lost(self, why: object) -> DeviceLostError:
+        if isinstance(why, TimeoutError):
+            return DeviceLostError(f"{self.name}: its process does not answer")
         return DeviceLostError(f"{self.name}: the connection to its process was lost: {why}")
 
     @property
@@ -189,8 +309,6 @@ class Channel:
         """End the connection. Waiting threads get an error. A second call does nothing."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        with suppress(OSError, ValueError):
-            self._in.close()
         self._sock.close()
 
 

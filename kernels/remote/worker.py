@@ -4,7 +4,7 @@
     address = worker.listen("0.0.0.0")
     worker.wait()          # until the driver closes its control connection
 
-Each connection has a thread that reads it; a stream has another one that works. Knows no Ray.
+A thread answers the requests of the control connection. The reactor reads all others. Knows no Ray.
 Tested by tests/kernels/test_remote_device.py.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,8 @@ import numpy as np
 from ...alloc.buffer import Buffer, BufferType, FilePart, Usage, tensor_get, tensor_set
 from ...alloc.host import DTYPES
 from ...alloc.memory import NullBuffer
-from ...base.errors import BackendError, LamellaError
+from ...base.background import begin
+from ...base.errors import DeviceLostError
 from ...base.log import get_logger
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
@@ -33,13 +35,18 @@ from ..reference.arrays import to_f32
 from .failures import error_json
 from .files import FileIdentity, own_copy, read_parts
 from .graphs import BufferReference, Json, decode_graph
-from .peers import Mailbox
+from .peers import Mailbox, PeerLink
+from .pulse import answer
+from .reactor import Reactor
 from .stream import Stream
 from .wire import Address, Channel, Kind, Message, Role, accept, connect, to_json
 
 log = get_logger("remote")
 
-GONE: Final = "the driver closed the connection"
+TAKEN: Final = "its process serves another driver"
+MAX_HANDSHAKES: Final = 256  # at once; a stranger can begin one, and take 10 s
+END_SECONDS: Final = 5.0  # most time for work that goes on when the driver is gone
+RETRY_SECONDS: Final = 0.1  # before connections are accepted again, after an error
 
 
 class Worker:
@@ -55,12 +62,16 @@ class Worker:
         self.buffers: dict[int, Buffer] = {}
         self.mailbox = Mailbox()
         self.peers: list[Channel] = []
+        self._reactor = Reactor("lamella-reactor")
+        self._streams: list[Stream] = []
         self._secret = secret
         self._ids = count(1)
         self._own: dict[FileIdentity, Path] = {}
         self._channels: list[Channel] = []
         self._server: socket.socket | None = None
         self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._handshakes = threading.Semaphore(MAX_HANDSHAKES)
         self._has_driver = False
 
     # --- connections ---
@@ -84,43 +95,77 @@ class Worker:
             with suppress(OSError):  # not connected, on some systems
                 self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._server.close()
-        self.mailbox.close(GONE)
+        self._reactor.close()
         for channel in (*self._channels, *self.peers):
             channel.close()
+        for stream in self._streams:
+            stream.ended.wait(END_SECONDS)  # its work uses the buffers
         for buffer in self.buffers.values():
             buffer.free()
         self.buffers.clear()
 
     def _accept(self) -> None:
         assert self._server is not None
-        with suppress(OSError):  # closed
-            while True:
+        while not self._ended.is_set():
+            self._handshakes.acquire()
+            try:
                 sock, (host, port, *_) = self._server.accept()
-                name = f"{host}:{port}"
-                threading.Thread(target=self._serve, args=(sock, name), daemon=True).start()
+                begin(partial(self._shake, sock, f"{host}:{port}"), "lamella-serve")
+            except (OSError, RuntimeError) as e:  # closed, or out of descriptors or threads
+                self._handshakes.release()
+                if not self._ended.wait(RETRY_SECONDS):
+                    log.warning(f"a connection was not accepted: {e}")
 
-    def _serve(self, sock: socket.socket, name: str) -> None:
+    def _shake(self, sock: socket.socket, name: str) -> None:
         try:
             channel = accept(sock, self._secret, name)
         except (OSError, ValueError) as e:
             log.warning(f"a connection from {name} was refused: {e}")
             sock.close()
             return
+        finally:
+            self._handshakes.release()
+        try:
+            self._serve(channel)
+        except Exception as e:  # no memory for a stream, for example
+            log.error(f"a connection from {name} is closed: {type(e).__name__}: {e}")
+            channel.close()
+
+    def _serve(self, channel: Channel) -> None:
+        if channel.role is Role.PEER:
+            self._reactor.add(channel, PeerLink(self.mailbox))
+        elif channel.role is Role.STREAM:
+            stream = Stream(self, channel)
+            with self._lock:
+                self._streams = [s for s in self._streams if not s.ended.is_set()]
+                self._streams.append(stream)
+            self._reactor.add(channel, stream)
+        elif channel.role is Role.PULSE:
+            self._channels.append(channel)
+            with suppress(DeviceLostError):
+                answer(channel)
+            channel.close()
+        else:
+            self._control(channel)
+
+    def _control(self, channel: Channel) -> None:
+        """Answer the requests of the driver, until it is gone. There is one: others are refused."""
+        with self._lock:
+            is_first, self._has_driver = not self._has_driver, True
+        if not is_first:
+            with suppress(DeviceLostError):
+                channel.receive()
+                channel.send(Kind.ERROR, data=error_json(DeviceLostError(TAKEN)))
+            channel.close()
+            return
         self._channels.append(channel)
         try:
-            if channel.role is Role.PEER:
-                self.mailbox.receive_all(channel)
-            elif channel.role is Role.STREAM:
-                Stream(self, channel).run()
-            elif not self._has_driver:
-                self._has_driver = True
-                self._answer_all(channel)
-        except BackendError as e:
+            self._answer_all(channel)
+        except DeviceLostError as e:
             log.debug(f"{e}")
         finally:
             channel.close()
-            if channel.role is Role.CONTROL:
-                self._ended.set()
+            self._ended.set()
 
     # --- requests ---
 
@@ -130,7 +175,11 @@ class Worker:
             message = channel.receive()
             try:
                 self._answer(message, channel)
-            except (LamellaError, ValueError, TypeError, LookupError, OSError) as e:
+            except DeviceLostError as e:
+                if channel.is_closed:
+                    raise
+                channel.send(Kind.ERROR, data=error_json(e))  # that of another worker
+            except Exception as e:  # whatever is wrong with a request must not end the worker
                 channel.send(Kind.ERROR, data=error_json(e))
 
     def _answer(self, message: Message, channel: Channel) -> None:
@@ -242,6 +291,10 @@ class Worker:
         self.peers.append(channel)
         return len(self.peers) - 1
 
+    def cut(self, link: int, name: str) -> None:
+        """Nothing more comes from another worker."""
+        self.mailbox.lose(link, f"{name}, which sends its input, is gone")
+
     # --- graphs ---
 
     def supports(self, graph: Json) -> bool:
@@ -281,7 +334,7 @@ _METHODS: Final = {
     method.__name__: method
     for method in (
         *(Worker.info, Worker.memory, Worker.bandwidth, Worker.report),
-        *(Worker.alloc, Worker.alloc_size, Worker.load, Worker.connect),
+        *(Worker.alloc, Worker.alloc_size, Worker.load, Worker.connect, Worker.cut),
         *(Worker.supports, Worker.optimize, Worker.work_size),
     )
 }

@@ -143,7 +143,7 @@ def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def silent() -> Iterator[str]:
     """The address of a program that accepts connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield "127.0.0.1:{}".format(listener.getsockname()[1])
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
@@ -159,7 +159,7 @@ def test_an_address_of_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         begin(lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n"), "answer")
-        address = "127.0.0.1:{}".format(listener.getsockname()[1])
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UnknownDeviceError, match=f"{address}: that is no Ray cluster"):
             RayNodes(devices.open_device).all()

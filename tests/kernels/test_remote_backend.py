@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -369,7 +370,7 @@ def test_a_lost_worker_ends_all_waits(world: World) -> None:
     assert event is not None
     backend.graph_plan_compute(plan)
     backend.event_record(event)
-    world.lent.workers[0]._channels[1].close()  # the stream
+    world.lent.workers[0]._streams[0]._channel._sock.shutdown(socket.SHUT_RDWR)
     gate.open.set()
     with pytest.raises(DeviceLostError, match="ray:node1/SIM0"):
         event.synchronize()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import random
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from remote_workers import Workers, workers
 
 from lamella.alloc import HostBufferType, Usage, alloc_tensors, tensor_copy, tensor_get, tensor_set
 from lamella.alloc.buffer import FilePart
+from lamella.base.background import begin
 from lamella.base.errors import (
     BackendError,
     DeviceLostError,
@@ -28,9 +32,11 @@ from lamella.kernels.remote.device import RemoteDevice
 from lamella.kernels.remote.failures import remote_error
 from lamella.kernels.remote.memory import RemoteBuffer
 from lamella.kernels.remote.process import start_process
+from lamella.kernels.remote.wire import Channel, Kind, Message, Role, connect
 from lamella.kernels.sim import SimDevice
 from lamella.sched import DeviceType
 
+SOON = 20.0
 F32, Q8_0 = GGMLType.F32, GGMLType.Q8_0
 
 
@@ -282,9 +288,102 @@ def test_a_lost_worker_is_an_error_everywhere(lent: Workers, cpu: CpuDevice) -> 
 
 def test_a_worker_serves_one_driver(lent: Workers, cpu: CpuDevice) -> None:
     device = lent.lend(cpu)
-    with pytest.raises(DeviceLostError):
+    with pytest.raises(DeviceLostError, match="second: its process serves another driver"):
         Control("second", device.control.address, lent.secret)
     assert device.memory()[0] > 0
+    assert not lent.workers[0]._ended.is_set()
+
+
+class Interrupted:
+    """A channel whose reader is interrupted once."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._channel, name)
+
+    def receive(self) -> Message:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_request_ends_the_connection(lent: Workers, cpu: CpuDevice) -> None:
+    """Else the next request would get its reply."""
+    device = lent.lend(cpu)
+    device.control._channel = Interrupted(device.control._channel)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        device.memory()
+    with pytest.raises(DeviceLostError, match=r"ray:node1/CPU: a request .* was interrupted"):
+        device.bandwidth(1)
+
+
+# --- what strangers can do to a worker's port ---
+
+
+def test_a_worker_outlives_an_error_of_accept(
+    lent: Workers, cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.001)
+    device, fails = lent.lend(cpu), [OSError(24, "Too many open files")] * 3
+    accept = socket.socket.accept
+
+    def failing(self: socket.socket) -> object:
+        if fails:
+            raise fails.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    for _ in range(2):
+        device.init_backend().free()
+    assert fails == []
+
+
+def test_a_worker_outlives_strangers(lent: Workers, cpu: CpuDevice) -> None:
+    device, rng = lent.lend(cpu), random.Random(3)
+    address = device.control.address
+    hello = struct.pack("<8sHH16s", b"LAMELLA\x00", 1, 1, bytes(16))
+    for n in range(60):
+        with socket.create_connection(address) as stranger:
+            raw = rng.randbytes(rng.randrange(200))
+            stranger.sendall((b"", hello[: rng.randrange(28)], hello)[n % 3] + raw)
+    for role in Role:
+        with pytest.raises(DeviceLostError, match="does not know the secret"):
+            connect(address, bytes(32), role, "stranger")
+    assert device.memory()[0] > 0
+    device.init_backend().free()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        b"",
+        b"[]",
+        b"nonsense",
+        b'{"method": "no such", "arguments": {}}',
+        b'{"method": "alloc", "arguments": {"buft": 7, "size": 1}}',
+        b'{"method": "supports", "arguments": {"tensors": [[]]}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_wrong_request_is_an_error(lent: Workers, cpu: CpuDevice, call: bytes) -> None:
+    control = lent.lend(cpu).control
+    with pytest.raises(BackendError, match="ray:node1/CPU: "):
+        control._ask(Kind.CALL, data=call)
+    assert control.memory()[0] > 0
+
+
+def test_many_handshakes_at_once(
+    lent: Workers, cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MAX_HANDSHAKES", 2)
+    device = lent.lend(cpu)
+    idle = [socket.create_connection(device.control.address) for _ in range(2)]
+    stream = begin(device.init_backend, "open")
+    with pytest.raises(TimeoutError):
+        stream.result(0.2)
+    for stranger in idle:
+        stranger.close()
+    stream.result(SOON).free()
 
 
 def test_unknown_errors_become_the_devices() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +31,7 @@ from watched_devices import Watch
 from lamella.base.errors import BackendError, DeviceLostError, ModelFileError
 from lamella.base.settings import STRICT
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.remote import pulse
 from lamella.kernels.remote.process import start_process
 from lamella.kernels.sim import SimDevice
 from lamella.model.context import Context
@@ -207,3 +212,52 @@ def test_a_killed_process_fails_a_prompt_in_flight(path: Path) -> None:
         with pytest.raises(DeviceLostError, match="ray:two/CPU: the connection"):
             start(context, seq, TEXT[:50], 1)
         assert not context.in_flight
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_process_fails_a_prompt_in_flight(
+    path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
+) -> None:
+    """Its system answers for it, and the other worker waits for its tensors."""
+    monkeypatch.setattr(pulse, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(pulse, "ANSWER_SECONDS", 1.0)
+    with (
+        start_process("CPU", 1) as one,
+        start_process("CPU", 1, one.secret) as two,
+        opened(path, [one.device("ray:one/CPU"), two.device("ray:two/CPU")]) as context,
+    ):
+        process, name = ((one, "ray:one/CPU"), (two, "ray:two/CPU"))[stopped]
+        seq = context.pool.new_sequence()
+        start(context, seq, TEXT[:50], 1)
+        os.kill(process.process.pid, signal.SIGSTOP)
+        with pytest.raises(DeviceLostError, match=f"{name}: its process does not answer"):
+            start(context, seq, TEXT[:50], 1)
+        assert not context.in_flight
+        process.process.kill()
+
+
+DRIVER = """
+import sys, time
+from lamella.kernels.remote import pulse
+from lamella.kernels.remote.process import start_process
+process = start_process("CPU", 1)
+device = process.device("ray:one/CPU")
+device.buffer_type.alloc_buffer(1 << 20)
+print(process.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_driver_leaves_no_worker() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE)
+    assert driver.stdout is not None
+    with driver.stdout:
+        pid = int(driver.stdout.readline())
+    driver.kill()
+    driver.wait()
+    end = time.monotonic() + 20
+    while Path(f"/proc/{pid}/status").exists():  # or a zombie, if nothing adopts it
+        if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+            break
+        assert time.monotonic() < end
+        time.sleep(0.05)
