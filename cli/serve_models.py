@@ -22,6 +22,7 @@ from ..base.errors import LamellaError, RequestError
 from ..base.priority import show_process_name
 from ..model.shipped import shipped_model
 from ..runtime.instance import EmbeddingInstance, Instance
+from ..runtime.open import Admit
 from ..runtime.params import OpenParams
 from ..server.config import ServerConfig
 from ..server.router.config import RouterConfig
@@ -89,13 +90,13 @@ def serve_member(
     with _reporting(link):
         params = open_params(args)
 
-    def load() -> Instance | EmbeddingInstance:
+    def load(admit: Admit | None = None) -> Instance | EmbeddingInstance:
         with _reporting(link):
-            model = open_served(params, defaults, link, admit=link.admitted)
+            model = open_served(params, defaults, link, admit=admit)
         warn_of(model)
         return model
 
-    loading = begin(load, "lamella-open")
+    loading = begin(partial(load, link.admitted), "lamella-open")
     from ..server.app import run_server  # noqa: PLC0415 - slow to import: the model loads meanwhile
     from ..server.state import Role  # noqa: PLC0415
 
@@ -106,7 +107,7 @@ def serve_member(
         return run_server(
             _on_socket(config, socket),
             loading.result,
-            load_again=load,
+            load_again=load,  # the router has admitted it before
             role=Role.MEMBER,
             announce=announce,
         )

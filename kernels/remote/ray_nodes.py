@@ -102,6 +102,8 @@ def _ray() -> Any:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError:
             raise UnknownDeviceError(NO_CLUSTER) from None
+        except (ValueError, RuntimeError) as e:  # a wrong RAY_ADDRESS, or another version of Ray
+            raise UnknownDeviceError(f"cannot connect to the Ray cluster: {e}") from None
     return ray
 
 

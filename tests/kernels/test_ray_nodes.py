@@ -139,6 +139,13 @@ def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         RayNodes(devices.open_device).all()
 
 
+def test_a_nonsense_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(UnknownDeviceError, match=r"the Ray cluster: .* address .*: nonsense"):
+        RayNodes(devices.open_device).all()
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """The address of a program that accepts connections and says nothing."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
 import pytest
@@ -15,6 +17,7 @@ from open_params import open_params
 from remote_workers import ToyNodes
 
 from lamella.base.errors import DoesNotFitError, UnknownDeviceError
+from lamella.cli import serve_models
 from lamella.cli.start import open_served
 from lamella.kernels import devices
 from lamella.kernels.remote.device import RemoteDevice
@@ -23,8 +26,10 @@ from lamella.model.shipped import shipped_model
 from lamella.runtime.devices import without_lost
 from lamella.runtime.instance import EmbeddingInstance, Instance
 from lamella.runtime.params import OpenParams
+from lamella.runtime.plan import ModelPlan
 from lamella.server.config import ServerConfig
 from lamella.server.reopening import reopen_lost
+from lamella.server.router.link import RouterLink
 from lamella.server.state import ServerState
 
 NAMES = ("ray:one/CPU", "ray:two/CPU")
@@ -153,3 +158,42 @@ def test_a_model_that_does_not_fit_any_more_ends_the_server(
         asyncio.run(run())
     assert model.engine.closed
     assert "ray:two/CPU: it is gone; the model is opened again" in caplog.text
+
+
+class Link(RouterLink):
+    """The link to a router that admits a model once, as it asks for its plan once."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), io.BytesIO(), lambda: None)
+        self.n_asked = 0
+
+    def admitted(self, plan_now: Callable[[], ModelPlan]) -> ModelPlan:
+        self.n_asked += 1
+        assert self.n_asked == 1, "the router does not answer"
+        return plan_now()
+
+
+def test_a_process_of_a_router_opens_its_model_again(
+    nodes: ToyNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, used = Link(), list[list[str]]()
+    monkeypatch.setattr(serve_models, "link_to_router", lambda: link)
+    monkeypatch.setattr(serve_models, "open_params", lambda args: params())
+
+    def run_server(
+        config: ServerConfig,
+        load: Callable[[], Instance],
+        *,
+        load_again: Callable[[], Instance],
+        **_: object,
+    ) -> int:
+        for opens in (load, load_again):
+            with opens() as model:
+                used.append([d.name for d in model.plan.devices if d.n_layers])
+            lose(nodes, 0, for_good=False)
+        return 0
+
+    monkeypatch.setattr("lamella.server.app.run_server", run_server)
+    assert serve_models.serve_member(argparse.Namespace(), ServerConfig(), {}, "socket") == 0
+    assert used == [list(NAMES), list(NAMES)]
+    assert link.n_asked == 1
