@@ -4,7 +4,7 @@ The reactor's thread executes short work at once, as each thread that has to wak
 Long work goes to a thread of the stream, so that the driver never waits for a computation to send
 the next step. How long work takes is known from the last time. A stream counts messages, so that
 the driver can ask when the first n are done. After a failure all work is dropped until the driver
-synchronizes. Tested by tests/kernels/test_remote_backend.py and test_remote_stream.py.
+synchronizes. Tested by tests/kernels/test_remote_backend.py.
 """
 
 from __future__ import annotations
