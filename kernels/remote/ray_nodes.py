@@ -25,7 +25,11 @@ INSTALL: Final = "Ray is not installed: pip install 'lamella[ray]'"
 ANSWER_SECONDS: Final = 5.0  # most time to connect to a cluster, and for its first answer
 _SETTINGS: Final = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of HTTP/2 (RFC 9113)
 _HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
-NO_CLUSTER: Final = "there is no Ray cluster on this machine: start one with `ray start --head`"
+NO_CLUSTER: Final = (
+    "there is no Ray cluster on this machine: start one with `ray start --head`. If there is one "
+    "that demands a token, set RAY_AUTH_MODE=token"
+)
+REFUSED: Final = "it is refused, or nothing answers: RAY_AUTH_MODE=token uses the cluster's token"
 
 OpenDevice = Callable[[str, int | None], Device]  # a device by name, and its threads
 
@@ -97,11 +101,13 @@ def _ray() -> Any:
     except ImportError:
         raise UnknownDeviceError(INSTALL) from None
     if not ray.is_initialized():
-        _check_address(environment("RAY_ADDRESS") or "")
+        address = environment("RAY_ADDRESS") or ""
+        _check_address(address)
         try:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError:
-            raise UnknownDeviceError(NO_CLUSTER) from None
+            why = f"RAY_ADDRESS is {address}: {REFUSED}" if address else NO_CLUSTER
+            raise UnknownDeviceError(why) from None
         except (ValueError, RuntimeError) as e:  # a wrong RAY_ADDRESS, or another version of Ray
             raise UnknownDeviceError(f"cannot connect to the Ray cluster: {e}") from None
     return ray

@@ -135,7 +135,12 @@ def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UnknownDeviceError, match=r"there is no Ray cluster .*ray start --head"):
+        RayNodes(devices.open_device).all()
+    monkeypatch.setattr(ray_nodes, "_check_address", lambda address: None)
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    with pytest.raises(UnknownDeviceError, match=r"RAY_ADDRESS is a:1: .*RAY_AUTH_MODE=token"):
         RayNodes(devices.open_device).all()
 
 
