@@ -228,7 +228,8 @@ def test_a_stopped_process_fails_a_prompt_in_flight(
     ):
         process, name = ((one, "ray:one/CPU"), (two, "ray:two/CPU"))[stopped]
         seq = context.pool.new_sequence()
-        start(context, seq, TEXT[:50], 1)
+        for _ in range(6):  # makes the plans: from then on, nothing waits for a reply
+            start(context, seq, TEXT[:50], 1)
         os.kill(process.process.pid, signal.SIGSTOP)
         with pytest.raises(DeviceLostError, match=f"{name}: its process does not answer"):
             start(context, seq, TEXT[:50], 1)
