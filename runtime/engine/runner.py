@@ -32,7 +32,7 @@ from . import policy
 from .batch_plan import BatchPlan, Output
 from .counters import Counters
 from .drafts.drafter import Drafter
-from .drafts.speculation import Guesses, Speculation
+from .drafts.speculation import SENT, Guesses, Speculation
 from .grammar_queue import GrammarQueue
 from .job import StopType
 from .pace import Pace
@@ -231,10 +231,11 @@ class Runner:
             if ticket.seq is not None and not ticket.seq.advance():
                 self._grow(ticket, ticket.seq)
         decoding = [ticket for ticket in decoding if ticket.decoding]  # others were preempted
-        guesses = self._guesses(decoding)
+        sent = self._sent(decoding)
+        guesses = sent or self._guesses(decoding)
         for ticket in decoding:
             plan.add_last(ticket, guesses.get(ticket))
-        if len(plan.outputs) < len(self.running):
+        if not sent and len(plan.outputs) < len(self.running):
             self._add_prompts(plan)
         self._queue.charge(plan.used)
         return plan
@@ -250,8 +251,21 @@ class Runner:
         """Guesses that this step checks, each with an idle position in its sequence."""
         if not policy.may_guess(self.running):
             return {}
+        return self._with_places(self._speculation.guesses(decoding))
+
+    def _sent(self, decoding: Sequence[Ticket]) -> Mapping[Ticket, Guesses]:
+        """The tokens of texts that began on another engine, as guesses that come true: as many as
+        prompts may have in a step. So samplers, grammars and sinks see each token, as there."""
+        begun = [ticket for ticket in decoding if ticket.sent_left]
+        if not begun:
+            return {}
+        n_max = self._pace.n_prompt_tokens(len(decoding) - len(begun))
+        return self._with_places(self._speculation.sent(decoding, n_max))
+
+    def _with_places(self, guesses: Iterable[Guesses]) -> Mapping[Ticket, Guesses]:
+        """The guesses for which there are idle positions, now reserved."""
         found = {}
-        for ticket, draft in self._speculation.guesses(decoding):
+        for ticket, draft in guesses:
             assert ticket.seq is not None
             length = ticket.seq.length
             n = ticket.seq.advance_idle(len(draft.tokens))
@@ -368,8 +382,9 @@ class Runner:
     def _end_guesses(self, output: Output, n_right: int) -> None:
         """Count guesses, and take those back that did not come true."""
         assert output.guesses is not None
-        self.counters.drafted(len(output.tokens), n_right)
-        self._speculation.checked(output.guesses, n_right)
+        if output.guesses.draft.kind != SENT:
+            self.counters.drafted(len(output.tokens), n_right)
+            self._speculation.checked(output.guesses, n_right)
         self._take_back(output.ticket)
 
     def _take_back(self, ticket: Ticket) -> None:

@@ -63,6 +63,7 @@ class Texts:
         if sampler.remembers:
             sampler.accept(token)
         ticket.tokens.append(token)
+        ticket.check_sent(token)
         ticket.decoding = True
         is_end = token in self._vocab.eog and not ticket.params.ignore_eos
         if is_end and not ticket.params.special:

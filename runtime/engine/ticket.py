@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ...base.errors import BackendError
 from ...model.batch import F32Array
 from ...model.guide import LazyMatcher, Matcher
 from ...model.kv_prefix import Node, PrefixIdentity
@@ -97,6 +98,7 @@ class Ticket:
         "post_sampling_probs",
         "sampler",
         "sampling",
+        "sent",
         "seq",
         "settled",
         "shared",
@@ -141,6 +143,7 @@ class Ticket:
         # the number of largest logits that are needed; 0: all
         self.n_top = 0 if job.needs_logits else sampler.n_top
         self.n_prompt = len(job.prompt)
+        self.sent = job.sent  # the first tokens of the text, as another engine has sampled them
         self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
         self.n_draft = self.n_draft_accepted = 0  # guesses that were checked, and came true
         self.n_dropped = 0  # tokens that shifts of the context removed
@@ -192,6 +195,11 @@ class Ticket:
         return len(self.tokens) + self.n_dropped - self.n_prompt
 
     @property
+    def sent_left(self) -> Sequence[int]:
+        """The tokens of `sent` that are not sampled yet."""
+        return self.sent[self.n_predicted :] if self.sent else ()
+
+    @property
     def n_reasoning(self) -> int:
         """Number of tokens of reasoning sampled so far."""
         return 0 if self.thinking is None else self.thinking.n_tokens
@@ -226,6 +234,15 @@ class Ticket:
         self.seq = self.shared = self.fetch = None
         self.decoding = False
         self.n_done = 0
+
+    def check_sent(self, token: int) -> None:
+        """Check that the last token is that of `sent`, if it has one. Raises BackendError."""
+        n = self.n_predicted
+        if n <= len(self.sent) and self.sent[n - 1] != token:
+            raise BackendError(
+                f"token {n} of the text is {token}, and {self.sent[n - 1]} where the text began: "
+                "they differ, so it cannot go on here"
+            )
 
     def shift(self, tokens: list[int]) -> None:
         """Go on with fewer tokens, after `leave`."""

@@ -25,6 +25,9 @@ from .widths import Wish, best_depth, best_widths
 
 N_TEXTS_MAX: Final = 32  # a step with more texts than this has no room for guesses that pay
 
+SENT: Final = "sent"  # the kind of guesses that another engine has sampled
+N_SENT_MAX: Final = 128  # of a step: the logits of each are in memory
+
 LIKELY: Final = ("forced", "table", ("ngram", 2), ("ngram", 3))  # kinds that need no draft model
 
 
@@ -86,9 +89,27 @@ class Speculation:
             if self._pays(ticket, draft, n)
         ]
 
+    def sent(self, tickets: Sequence[Ticket], n_max: int) -> list[Guesses]:
+        """The next tokens of texts that began elsewhere, the oldest first: at most `n_max` in all,
+        beside a token of each of `tickets`."""
+        n_left = min(n_max, N_SENT_MAX, self._n_max - len(tickets))
+        found = []
+        for ticket in tickets:
+            # the last token of a text needs no guess: it ends anyway
+            n = max(min(n_left, ticket.n_most - len(ticket.tokens) - 1), 0)
+            draft = Draft(ticket.sent_left[:n], SENT)
+            if draft.tokens:
+                draft = self._possible(ticket, draft, n, forces=False)
+            if draft.tokens:
+                found.append(Guesses(ticket, draft))
+                n_left -= len(draft.tokens)
+        return found
+
     def taken(self, guesses: Guesses, i: int, sampled: Sampled) -> Sampled:
         """The token after `i` guesses: the sampled one. In a benchmark with synthetic rates it may
         be the next guess."""
+        if guesses.draft.kind == SENT:
+            return sampled
         tokens, synthetic = guesses.draft.tokens, self._guesser(guesses.ticket).synthetic
         if synthetic is not None and i < len(tokens) and synthetic.takes(i):
             return tokens[i]
