@@ -188,12 +188,14 @@ class Bridge:
 
     Attributes:
         on_events: called in the event loop when there may be new events; must not raise.
+        sent: the tokens that its only text begins with, see `Job`.
     """
 
     def __init__(
         self, engine: Engine, deliveries: Deliveries, owner: Owner = NOBODY, salt: str = ""
     ) -> None:
         self.on_events: Callable[[], None] = self._wake
+        self.sent: Sequence[int] = ()
         self._engine = engine
         self._deliveries = deliveries
         self._owner = owner
@@ -243,6 +245,7 @@ class Bridge:
                 owner=self._owner,
                 salt=self._salt,
                 slot=body.id_slot,
+                sent=self.sent,
             )
             choice.ticket = self._engine.submit(job)
             self._add_ticket(choice.ticket)
@@ -299,7 +302,8 @@ class Bridge:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._mailbox) >= N_UNREAD_MAX * len(self._tickets)
+        # sent tokens come many at a time
+        return len(self._mailbox) >= N_UNREAD_MAX * len(self._tickets) + len(self.sent)
 
     def _resume_if_read(self) -> None:
         with self._lock:

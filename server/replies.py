@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from typing import Any, Final, TypeGuard
@@ -29,6 +29,7 @@ from .json_pieces import JsonPart, json_list, json_texts, pieces
 from .lazy_grammars import shown_triggers
 from .prob_texts import ProbTexts
 from .schema import GenerationBody
+from .sent_tokens import comment_of
 from .sse import GAP, PING, Template, event_bytes, json_text, numbers_text
 from .tasks import GenerationTask
 
@@ -52,6 +53,7 @@ class Replies(ABC):
     content_type = "text/event-stream"  # of a stream
     encode = staticmethod(event_bytes)  # of a chunk of a stream
     probs_have_ids = True  # probabilities have llama.cpp's ids
+    tells_tokens = False  # a stream has comments with its tokens, see sent_tokens.py
 
     def __init__(self, model: Instance, task: GenerationTask, choices: Sequence[Choice]) -> None:
         self.model = model
@@ -86,6 +88,15 @@ class Replies(ABC):
     def frames(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
         """The bytes of `chunks`. APIs have templates of those that are frequent."""
         return self.bytes_of(self.chunks(choice, event, deltas))
+
+    @property
+    def told_frames(self) -> Callable[[Choice, Event, Sequence[Delta]], bytes]:
+        """`frames`, with a comment that tells the tokens of the event if the request wants it."""
+        return self._frames_and_tokens if self.tells_tokens else self.frames
+
+    def _frames_and_tokens(self, choice: Choice, event: Event, deltas: Sequence[Delta]) -> bytes:
+        found = self.frames(choice, event, deltas)
+        return found + comment_of(event.tokens) if _has_tokens(event) else found
 
     def bytes_of(self, chunks: Iterable[Json]) -> bytes:
         """The bytes of chunks of a stream."""
@@ -304,6 +315,10 @@ class OpenAIReplies(Replies):
     def logprobs(self, probs: Sequence[Logprobs]) -> Json | None:
         """OpenAI's name with llama.cpp's content; None if not requested."""
         return {"content": self.probs.listed(probs)} if probs else None
+
+
+def _has_tokens(event: Event) -> TypeGuard[Piece]:
+    return type(event) is Piece and bool(event.tokens)
 
 
 class CompletionReplies(OpenAIReplies):

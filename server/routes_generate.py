@@ -38,6 +38,7 @@ from .request_log import record_of
 from .routes import json_response, text_model
 from .schema import CompletionBody, GenerationBody, InfillBody
 from .schema_chat import ChatBody, ConversationBody
+from .sent_tokens import divided, n_sent_bytes
 from .state import STATE, own_path
 from .streaming import (
     STREAM_HEADERS,
@@ -98,6 +99,12 @@ def _counted(
     return _sized(api, work, raw)
 
 
+def _resumed(bridge: Bridge, n_sent: int, work: Callable[[bytes], Result], raw: bytes) -> Result:
+    """Return `work(body)`, for a body before `n_sent` bytes of tokens. Raises RequestError."""
+    body, bridge.sent = divided(raw, n_sent)
+    return work(body)
+
+
 def _task(api: Api[AnyBody], model: Instance, body: AnyBody) -> GenerationTask:
     task = api.task(model, body)
     if task.grammar is not None:
@@ -145,13 +152,18 @@ async def generate(api: Api[AnyBody], request: web.Request) -> web.StreamRespons
     memory, pace = request.app[STATE].memory, request.app[STATE].pace
     with memory.reservation(client_of(request)) as reserved, closing(bridge):
         begin = partial(_begin, api, bridge, model, reserved)
-        task, replies = await work_on_body(request, partial(_counted, api, begin, reserved))
+        n_sent = n_sent_bytes(request)
+        work = partial(_counted, api, begin, reserved)
+        if n_sent:
+            work = partial(_resumed, bridge, n_sent, work)
+        task, replies = await work_on_body(request, work)
         if replies is None:
             assert task.grammar is not None, "nothing to wait for"
             with _own_paths(task):
                 grammar = replace(task.grammar, salt=salt_of(request))
                 await _grammars(request, model).compile(grammar, client_of(request))
             replies = await asyncio.to_thread(_submit, api, bridge, model, reserved, task)
+        replies.tells_tokens = n_sent is not None
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
         address = network_of(request.remote or "")

@@ -54,7 +54,7 @@ def _bytes_of(events: Sequence[ChoiceEvent], replies: Replies) -> bytes:
     if not events:
         return replies.ping_bytes()
     updates = apply_events(events, replies.choices)
-    return b"".join(replies.frames(*update) for update in updates)
+    return b"".join(replies.told_frames(*update) for update in updates)
 
 
 def end_bytes(replies: Replies) -> bytes:
@@ -117,7 +117,7 @@ class EventStream:
         """Write new events."""
         if self._stopped is None or self._stopped.done():
             return
-        frames, choices = self._replies.frames, self._replies.choices
+        frames, choices = self._replies.told_frames, self._replies.choices
         try:
             updates = apply_events(self._bridge.take(), choices)
             self._write(b"".join([frames(*update) for update in updates]))

@@ -258,9 +258,10 @@ class Engine:
         n_prompt, n_tokens = len(job.prompt), self.vocab.n_tokens
         if n_prompt == 0:
             raise RequestError("the prompt is empty: it must have at least 1 token")
-        for token in (min(job.prompt), max(job.prompt)):
-            if not 0 <= token < n_tokens:
-                raise RequestError(f"token {token} of the prompt: must be 0 to {n_tokens - 1}")
+        for name, tokens in (("prompt", job.prompt), ("text that was sent", job.sent)):
+            for token in (min(tokens, default=0), max(tokens, default=0)):
+                if not 0 <= token < n_tokens:
+                    raise RequestError(f"token {token} of the {name}: must be 0 to {n_tokens - 1}")
         own = None if self.draft_model is None else self.draft_model.spec_type
         for wanted, instead in MODELS.items():
             if wanted in job.params.speculative.spec_type and own is not wanted:

@@ -153,8 +153,8 @@ class Job:
         owner: the client and the request that it is for.
         slot: the slot that it wants, see `Slots`; -1: any.
         salt: only jobs of equal salts share prefixes and compiled grammars.
-        sent: the tokens that its text begins with: another engine has sampled them for the same job.
-            They are evaluated together, as those of a prompt, and each is checked.
+        sent: the tokens that its text begins with: another engine has sampled them for
+            the same job. They are evaluated together, as those of a prompt, and each is checked.
     """
 
     prompt: tuple[int, ...]
