@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from ..base.errors import UnavailableError
 from .routing import Request
 
 REPLICA_HEADER: Final = "X-Lamella-Replica"  # of replies: which replica has answered
+LEASE_HEADER: Final = "X-Lamella-Lease"  # of requests to a replica: the secret of its lease
 FINGERPRINT_HEADER: Final = "X-Lamella-Fingerprint"  # its fingerprint, for the ingress
 
 Headers = Sequence[tuple[str, str]]
@@ -27,6 +29,26 @@ NOT_SENT: Final = HOP | {"host", "content-length", "content-encoding", "expect"}
 NOT_RETURNED: Final = HOP | {"date"}
 
 
+class LostError(UnavailableError):
+    """A replica cannot answer, or not to the end."""
+
+
+class Lease(NamedTuple):
+    """Where a replica answers one request.
+
+    Attributes:
+        replica: its name.
+        fingerprint: equal in replicas that generate the same texts; "" if it is not known.
+        secret: is for this request only.
+    """
+
+    replica: str
+    fingerprint: str
+    host: str
+    port: int
+    secret: str
+
+
 @dataclass(slots=True)
 class Call:
     """A request of a client.
@@ -35,6 +57,7 @@ class Call:
         target: its path and query.
         prompt: what the router knows of it.
         fingerprint: of the replicas that may answer; "": all may.
+        sent: the tokens of its stream that are known, if it may go on elsewhere; None: it may not.
         routed_to: the replicas that had it, the last one has it now. Routers avoid the others.
     """
 
@@ -44,6 +67,7 @@ class Call:
     body: bytes = b""
     prompt: Request = Request()
     fingerprint: str = ""
+    sent: Sequence[int] | None = None
     routed_to: list[str] = field(default_factory=list)
 
 

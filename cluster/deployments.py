@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any, Final
 
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Gauge
 
-from ..base.errors import LamellaError
+from ..base.errors import ClosedError, OverloadedError
 from ..base.log_output import LogParams, set_up_log
 from ..runtime.instance import Instance
 from .autoscaling import KV_USE
-from .calls import Call, Reply
-from .ingress import Ingress, LostError
+from .calls import Call, Lease, LostError, Reply
+from .direct import Connections, lost_text
+from .ingress import Ingress
 from .prompts import Prompts
 from .replica import Replica, Stats
 from .routing import Request
@@ -38,6 +41,11 @@ GAUGES: Final = {
 }
 
 
+WAIT_S: Final = 30.0  # the longest wait for a replica
+SETTLE_S: Final = 10.0
+LEASE_ERRORS: Final = (RayError, RayServeException, StopAsyncIteration, ClosedError)
+
+
 class ReplicaActor:
     """A replica, for Serve."""
 
@@ -46,7 +54,7 @@ class ReplicaActor:
         set_up_log(LogParams(), logging.INFO)
         id: str = serve.get_replica_context().replica_id.unique_id
         self._id = id
-        self._replica = Replica(served, id)
+        self._replica = Replica(served, id, ray.util.get_node_ip_address())
         self._gauges = {
             name: Gauge(name, description=text, tag_keys=("model",))
             for name, text in GAUGES.items()
@@ -54,11 +62,11 @@ class ReplicaActor:
         self._tags = {"model": served.name}
         await self._replica.start()
 
-    async def answer(self, call: Call) -> Reply:
-        """See `Replica.answer`."""
-        async with aclosing(self._replica.answer(call)) as items:
-            async for item in items:
-                yield item
+    async def lend(self, call: Call) -> AsyncGenerator[Lease]:
+        """See `Replica.lend`. Serve counts a request while this runs. `call` is for routers."""
+        async with aclosing(self._replica.lend()) as leases:
+            async for lease in leases:
+                yield lease
 
     async def metrics(self) -> tuple[str, str]:
         """The replica's name, and its metrics."""
@@ -111,22 +119,36 @@ class HandleTarget:
         self.name, self.prefix = served.name, served.config.prefix
         self._prompts = Prompts(served)
         self._handle = handle
+        self._connections = Connections()
+        self._ending: set[asyncio.Task[None]] = set()  # of leases whose replies have ended
 
     def prompt(self, path: str, headers: Mapping[str, str], body: bytes) -> Request:
         """See `Prompts.request`."""
         return self._prompts.request(path, headers, body)
 
     async def reply(self, call: Call) -> Reply:
-        """Yield the reply of a replica. Raises LostError."""
-        items = self._handle.options(stream=True).answer.remote(call)
+        """See `Target.reply`."""
+        routed = replace(call, headers=(), body=b"", sent=None)
+        leases = self._handle.options(stream=True).lend.remote(routed)
+        watch: asyncio.Task[None] | None = None
         try:
-            async for item in items:
-                yield item
-        except (RayError, RayServeException, LamellaError) as error:
-            raise LostError(_cause(error, call)) from None
+            async with asyncio.timeout(WAIT_S):
+                lease: Lease = await anext(leases)
+            watch = asyncio.create_task(_end_of(leases))
+            async with aclosing(self._connections.reply(call, lease, watch)) as items:
+                async for item in items:
+                    yield item
+        except TimeoutError:
+            raise OverloadedError(
+                f"model {self.name}: no replica has taken the request within {WAIT_S:.0f} s"
+            ) from None
+        except LEASE_ERRORS as error:
+            who = call.routed_to[-1] if call.routed_to else "of this model"
+            raise LostError(lost_text(who, error)) from None
         finally:
-            with suppress(Exception):
-                items.cancel()
+            ending = asyncio.create_task(_settle(leases, watch))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def metrics(self) -> Sequence[tuple[str, str]]:
         """The metrics of all replicas that answer."""
@@ -134,11 +156,21 @@ class HandleTarget:
         return [each for each in found if not isinstance(each, BaseException)]
 
 
-def _cause(error: Exception, call: Call) -> str:
-    """Why a replica has not answered, in one line."""
-    who = f"replica {call.routed_to[-1]}" if call.routed_to else "a replica"
-    kind = type(error).__name__
-    return f"{who} ended before its reply did ({kind})"
+async def _end_of(leases: AsyncIterator[Lease]) -> None:
+    """Wait until a lease ends. Raises RayError: its replica is lost."""
+    async for _ in leases:
+        pass
+
+
+async def _settle(leases: Any, watch: asyncio.Task[None] | None) -> None:
+    """Let a lease end by itself, as its replica knows that the request has ended. Cancel it if it
+    does not."""
+    if watch is not None:
+        await asyncio.wait({watch}, timeout=SETTLE_S)
+    with suppress(Exception):
+        leases.cancel()
+    if watch is not None and not watch.cancel() and not watch.cancelled():
+        watch.exception()  # known already
 
 
 @serve.ingress()

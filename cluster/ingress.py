@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, quote
 
 from aiohttp import web
 
-from ..base.errors import LamellaError, RequestError, UnavailableError
+from ..base.errors import LamellaError, OverloadedError, RequestError
 from ..base.log import get_logger
 from ..base.nesting import limited_nesting
 from ..base.units import size_text
@@ -29,7 +29,7 @@ from ..server.http_errors import error_response
 from ..server.request_ids import ID_HEADER, sane_request_id
 from ..server.router.body import model_in, value_at
 from ..server.router.metrics import merged
-from .calls import FINGERPRINT_HEADER, NOT_SENT, Call, Head, Headers, Reply
+from .calls import FINGERPRINT_HEADER, NOT_SENT, Call, Head, Headers, LostError, Reply
 from .routing import Request
 from .streams import PassedBytes, Resumed
 
@@ -59,10 +59,6 @@ ONE_PLACE: Final = (
 WITHOUT_PLACE: Final = ("/v1/responses/input_tokens", "/responses/input_tokens")
 
 
-class LostError(UnavailableError):
-    """A replica cannot answer, or not to the end."""
-
-
 class Target(Protocol):
     """A model with replicas."""
 
@@ -77,7 +73,7 @@ class Target(Protocol):
         """What the router needs to know of a request. Runs in a thread."""
 
     def reply(self, call: Call) -> Reply:
-        """The reply of a replica. Raises LostError."""
+        """The reply of a replica. Raises LostError; OverloadedError: there is none in time."""
 
     async def metrics(self) -> Sequence[tuple[str, str]]:
         """The metrics of all replicas, by their names."""
@@ -148,7 +144,7 @@ class Ingress:
             prompt = target.prompt(path, headers, body)
         raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
         full = raw_path.decode("latin-1").partition("?")[0] + (raw_query and f"?{raw_query}")
-        call = Call(method, full, _passed(scope, id), body, prompt)
+        call = Call(method, full, _passed(scope, id), body, prompt, sent=() if wants else None)
         return Asked(path, id, call, target, wants)
 
     def _target(self, body: bytes, raw_query: str) -> Target:
@@ -217,7 +213,7 @@ class _Passing:
                     await self._break_off(head, error)
                     return
                 self._resumed.begin_again()
-                call.fingerprint = head.get(FINGERPRINT_HEADER)
+                call.fingerprint, call.sent = head.get(FINGERPRINT_HEADER), self._resumed.tokens
                 if not call.fingerprint:
                     await self._break_off(head, error)
                     return
@@ -238,6 +234,8 @@ class _Passing:
                     await self._write(passed.add(item))
         if passed is None:
             raise LostError("a replica has not answered")
+        if self._resumed is not None and self._resumed.is_behind:
+            raise LostError("another replica has not generated the same stream")
         rest = passed.rest()
         await self._begin(None if passed.is_stream else len(rest))
         await self._send({"type": "http.response.body", "body": rest})
@@ -249,7 +247,7 @@ class _Passing:
                 try:
                     async with asyncio.timeout(RESUME_S):
                         first = await anext(reply)
-                except (TimeoutError, StopAsyncIteration):
+                except (TimeoutError, StopAsyncIteration, OverloadedError):
                     raise LostError("no equal replica goes on with the stream") from None
                 yield first
             async for item in reply:

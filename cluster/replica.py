@@ -1,25 +1,19 @@
-"""A replica: a model with its engine and its HTTP server, which listens on a unix socket.
+"""A replica: a model with its engine and its HTTP server, which answers requests that have a lease.
 
-All routes are the server's. A call is passed to it, and its reply back, byte by byte. The server
-has a thread with an event loop of its own, as the caller's may be another kind of loop. Knows no
-Ray: `deployments.py` makes an actor of it. Tested by tests/cluster/test_replica.py.
+All routes are the server's. It has a thread with an event loop of its own, as the caller's may be
+another kind of loop. Knows no Ray: `deployments.py` makes an actor of it.
+Tested by tests/cluster/test_replica.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import blake2b
-from pathlib import Path
-from typing import Final, TypedDict
-
-import aiohttp
-from yarl import URL
+from typing import TypedDict
 
 from ..base.background import begin
 from ..base.errors import ClosedError, UnavailableError
@@ -34,15 +28,13 @@ from ..server.metrics import Metrics
 from ..server.replies import SYSTEM_FINGERPRINT
 from ..server.routes import METRICS
 from ..server.state import Role, ServedModel, ServerState
-from .calls import FINGERPRINT_HEADER, NOT_RETURNED, REPLICA_HEADER, Call, Head, Reply
+from .calls import Lease
+from .leases import Leases
 from .prefixes import summary
 from .routing import TEXT_WORK
 from .served import Served
 
 log = get_logger("cluster")
-
-ORIGIN: Final = "http://replica"
-N_PART_BYTES: Final = 256 * 1024  # of a body that is sent
 
 
 class Stats(TypedDict):
@@ -56,18 +48,17 @@ class Stats(TypedDict):
 class Replica:
     """A model that answers calls, from `start` to `close`."""
 
-    def __init__(self, served: Served, id: str = "") -> None:
+    def __init__(self, served: Served, id: str = "", host: str = "127.0.0.1") -> None:
+        """`host`: the address on which it listens, for the ingress."""
         self._served = served
-        self._id = id
-        self._folder = Path(tempfile.mkdtemp(prefix="lamella-replica-"))
-        socket = str(self._folder / "http.sock")
-        config = _on_socket(served.config, socket)
-        self.state = ServerState(config, role=Role.REPLICA)
+        self._id, self._host = id, host
+        self._port: int | None = None  # while it serves
+        self._leases = Leases()
+        self.state = ServerState(_inner(served.config, host), role=Role.REPLICA)
         self._app = create_app(self.state)
+        self._app.middlewares.insert(0, self._leases.middleware())
         self._serving: Future[None] | None = None
         self._stop: Callable[[], object] = _nothing  # once it serves
-        self._socket = socket
-        self._session: aiohttp.ClientSession | None = None
         self._n_stats = 0
         self._fingerprint = ""  # not known yet
 
@@ -85,20 +76,14 @@ class Replica:
         except BaseException:
             await self.close()
             raise
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(self._socket, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            auto_decompress=False,
-        )
 
     async def _serve(self, ready: Future[None]) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         self._stop = partial(loop.call_soon_threadsafe, stop.set)
         try:
-            async with listening(self.state, self._app):
+            async with listening(self.state, self._app) as runner:
                 await self.state.load(partial(without_pauses, self._load))
+                self._port = runner.addresses[0][1]
                 ready.set_result(None)
                 await stop.wait()
                 await self.state.running.drain(self.state.config.drain, asyncio.Event())
@@ -118,35 +103,21 @@ class Replica:
                 self._stop()
             with suppress(Exception):
                 await asyncio.wrap_future(self._serving)
-        if self._session is not None:
-            await self._session.close()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        self._port = None
 
     # --- requests ---
 
-    async def answer(self, call: Call) -> Reply:
-        """Yield the head of the server's reply, and its bytes as they come.
+    async def lend(self) -> AsyncGenerator[Lease]:
+        """Yield a lease for a request; then wait until the request has ended.
 
         Raises:
-            UnavailableError: the server has closed the connection.
+            ClosedError: the replica is not running.
         """
-        if self._session is None:
-            raise ClosedError("the replica is not running")
-        url = URL(ORIGIN + call.target, encoded=True)
-        data = None if call.method in ("GET", "HEAD") else _parts(call.body)
-        headers = [*call.headers]
-        if data is not None:
-            headers.append(("Content-Length", str(len(call.body))))
-        try:
-            async with self._session.request(
-                call.method, url, headers=headers, data=data, allow_redirects=False
-            ) as reply:
-                own = ((REPLICA_HEADER, self._id), (FINGERPRINT_HEADER, self._fingerprint))
-                yield Head(reply.status, [*_returned(reply), *own])
-                while part := await reply.content.readany():
-                    yield part
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(f"replica {self._id} closed the connection: {error}") from None
+        if self._port is None:
+            raise ClosedError(f"replica {self._id} is not running")
+        async with aclosing(self._leases.lend()) as secrets:
+            async for secret in secrets:
+                yield Lease(self._id, self._fingerprint, self._host, self._port, secret)
 
     # --- news ---
 
@@ -210,19 +181,10 @@ class Replica:
         return self._fingerprint
 
 
-def _on_socket(config: ServerConfig, socket: str) -> ServerConfig:
+def _inner(config: ServerConfig, host: str) -> ServerConfig:
     """The options of a server that only an ingress reaches. A stream has one replica, so none is
     kept for clients that come back."""
-    return config.change(host=socket, ssl_cert_file="", ssl_key_file="", stream_timeout=0)
+    return config.change(host=host, port=0, ssl_cert_file="", ssl_key_file="", stream_timeout=0)
 
 
 def _nothing() -> None: ...
-
-
-async def _parts(body: bytes) -> AsyncIterator[bytes]:
-    for i in range(0, len(body), N_PART_BYTES):
-        yield body[i : i + N_PART_BYTES]
-
-
-def _returned(reply: aiohttp.ClientResponse) -> list[tuple[str, str]]:
-    return [(k, v) for k, v in reply.headers.items() if k.lower() not in NOT_RETURNED]

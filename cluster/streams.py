@@ -10,9 +10,12 @@ no Ray and no sockets. Tested by tests/cluster/test_cluster_streams.py.
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Sequence
 from typing import Final
 
 from ..server.broken_streams import END_OF_EVENT, END_OF_LINE, EVENTS, LINES, WholeEvents
+from ..server.sent_tokens import tokens_in
 
 N_WHOLE: Final = 4 * 1024**2  # bytes of a reply that is kept until it is whole
 # what differs in equal replies: ids and times of their begin
@@ -54,21 +57,32 @@ class Resumed:
 
     def __init__(self) -> None:
         self.n_passed = 0  # events that the client has
+        self.tokens = array("i")  # of the text so far; those of the last events may be missing
+        self._n_tokens = 0  # those of the current replica
         self._n_left_out = 0  # events of the new replica that the client has, so far
         self._marks: dict[bytes, None] = {}  # those that the client has, in their order
         self._new_marks: dict[bytes, None] = {}  # those of the new replica instead
 
     def begin_again(self) -> None:
         """The following events are of another replica."""
-        self._n_left_out = 0
+        self._n_left_out = self._n_tokens = 0
         self._new_marks = {}
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the new replica has not written all events that the client has."""
+        return self._n_left_out < self.n_passed
 
     def add(self, events: bytes) -> bytes:
         """Whole events. Return those that the client does not have."""
         found = []
         for event in events.split(END_OF_EVENT)[:-1]:
             if event.startswith(PINGS):
-                found.append(event)
+                tokens = tokens_in(event)
+                if tokens is None:
+                    found.append(event)
+                else:
+                    self._add_tokens(tokens)
                 continue
             self._n_left_out += 1
             if self._n_left_out <= self.n_passed:
@@ -79,6 +93,12 @@ class Resumed:
             found.append(known)
             self.n_passed += 1
         return b"".join(event + END_OF_EVENT for event in found)
+
+    def _add_tokens(self, tokens: Sequence[int]) -> None:
+        self._n_tokens += len(tokens)
+        n_new = self._n_tokens - len(self.tokens)
+        if n_new > 0:
+            self.tokens.extend(tokens[-n_new:])
 
     def _with_old_marks(self, event: bytes) -> bytes:
         """An event of the new replica with the ids that the client knows."""

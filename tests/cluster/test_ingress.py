@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lamella.cluster.calls import FINGERPRINT_HEADER, Call, Head
-from lamella.cluster.ingress import Ingress, LostError
+from lamella.cluster.calls import FINGERPRINT_HEADER, Call, Head, LostError
+from lamella.cluster.ingress import Ingress
 from lamella.cluster.routing import Request
 
 Item = Head | bytes | Exception
@@ -30,6 +30,7 @@ class Script:
     def __init__(self, *replies: Sequence[Item], name: str = "tiny") -> None:
         self.name, self.prefix = name, ""
         self.calls: list[Call] = []
+        self.sent: list[list[int]] = []
         self._replies = list(replies)
 
     def prompt(self, path: str, headers: Mapping[str, str], body: bytes) -> Request:
@@ -37,6 +38,7 @@ class Script:
 
     async def reply(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
         self.calls.append(call)
+        self.sent.append(list(call.sent or ()))
         for item in self._replies.pop(0):
             if isinstance(item, Exception):
                 raise item
@@ -170,6 +172,31 @@ def test_a_stream_is_resumed_on_an_equal_replica() -> None:
     assert "resume" not in body
     assert body["seed"] >= 0  # both have the same
     assert second.body == first.body
+
+
+def test_the_other_replica_gets_the_tokens_that_are_known() -> None:
+    """They are told between the events, and not passed on."""
+    again: list[Item] = [STREAM, event("a"), b": 5\n\n", event("b"), b": 6\n\n:\n\n" + event("c")]
+    target = Script([STREAM, event("a") + b": 5\n\n", event("b"), b": ", LOST], again)
+    found = ask(target, body={"stream": True, "resume": True})
+    assert found.body == event("a") + event("b") + b":\n\n" + event("c")
+    first, second = target.calls
+    assert first is second
+    assert list(second.sent or ()) == [5, 6]
+    assert target.sent == [[], [5]]  # when each began
+
+
+def test_a_replica_that_writes_less_does_not_go_on() -> None:
+    target = Script([STREAM, event("a"), event("b"), LOST], [STREAM, event("a")], [STREAM])
+    found = ask(target, body={"stream": True, "resume": True})
+    assert found.body.startswith(event("a") + event("b") + b'data: {"error"')
+    assert b"has not generated the same stream" in found.body
+
+
+def test_without_resume_no_tokens_are_told() -> None:
+    target = Script([STREAM, event("a")])
+    ask(target, body={"stream": True})
+    assert target.calls[0].sent is None
 
 
 def test_without_a_fingerprint_nothing_is_resumed() -> None:
