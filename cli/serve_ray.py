@@ -47,13 +47,12 @@ def serve_ray(
     if importlib.util.find_spec("ray") is None:
         raise RequestError(f"--ray needs packages that are not installed: {INSTALL}")
     served.opened_params(header_only=True)  # no such model: an error before Ray starts
-    if not cluster.address:
-        from ..server.listening import check_free  # noqa: PLC0415 - slow, and not on all systems
+    from ..server.listening import bound  # noqa: PLC0415 - slow, and not on all systems
 
-        check_free(config)
-    from ..cluster.service import run_service  # noqa: PLC0415 - needs Ray, and is slow to import
+    with bound(config) as listener:
+        from ..cluster.service import run_service  # noqa: PLC0415 - needs Ray, is slow to import
 
-    run_service(served, cluster)
+        run_service(served, cluster, listener)
     return 0
 
 

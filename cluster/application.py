@@ -67,13 +67,13 @@ def app(args: Mapping[str, Any]) -> Application:
     common = dict(args)
     models = common.pop("models", None)
     if models is None:
-        return application([_model(common)])
+        return application([model_of(common)])
     if not isinstance(models, Sequence) or isinstance(models, str) or not models:
         raise RequestError("models must be a list with the options of each model")
-    return application([_model({**common, **each}) for each in models])
+    return application([model_of({**common, **each}) for each in models])
 
 
-def _model(args: Mapping[str, Any]) -> ModelReplicas:
+def model_of(args: Mapping[str, Any]) -> ModelReplicas:
     """A model from the options of its own."""
     groups = (OpenParams, RequestParams, ServerConfig)
     known = [set(declarations(group)) for group in groups]
@@ -106,7 +106,7 @@ def application(models: Sequence[ModelReplicas]) -> Application:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise RequestError(f"two models have the name {min(twice)}: give each a name of its own")
-    replicas = [_deployment(model) for model in models]
+    replicas = [deployment(model) for model in models]
     ingress = serve.deployment(
         IngressActor,
         name="ingress",
@@ -120,7 +120,8 @@ def application(models: Sequence[ModelReplicas]) -> Application:
     return ingress.bind([model.served for model in models], *replicas)
 
 
-def _deployment(model: ModelReplicas) -> Application:
+def deployment(model: ModelReplicas) -> Application:
+    """The replicas of a model. Raises as `app`."""
     served, replicas = model.served, model.replicas
     needs = _needs(model)
     what = "replica" if replicas.high == 1 else "replicas"

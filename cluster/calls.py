@@ -26,7 +26,7 @@ HOP: Final = frozenset(
     }
 )
 NOT_SENT: Final = HOP | {"host", "content-length", "content-encoding", "expect"}
-NOT_RETURNED: Final = HOP | {"date"}
+NOT_RETURNED: Final = HOP | {"date", "server"}
 
 
 class LostError(UnavailableError):

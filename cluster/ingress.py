@@ -418,6 +418,5 @@ async def _send_error(
     send: Send, error: LamellaError | web.HTTPException, path: str, id: str
 ) -> None:
     response = error_response(error, path, id)
-    headers = [*response.headers.items(), ("Server", "lamella")]
     body = response.body if isinstance(response.body, bytes) else b""
-    await _send_whole(send, response.status, headers, body)
+    await _send_whole(send, response.status, [*response.headers.items()], body)

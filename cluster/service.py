@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import ray
 from ray import serve
+from ray.serve.config import ProxyLocation
+from ray.serve.handle import DeploymentHandle
 
 from ..base.errors import RequestError, UnavailableError
 from ..base.log import get_logger
 from ..kernels.host import usable_cpus
-from ..server.config import ServerConfig
-from .application import ModelReplicas, application
+from ..server.listening import urls
+from .application import ModelReplicas, deployment
 from .config import ClusterConfig
+from .deployments import HandleTarget
+from .http import HttpServer
+from .ingress import Ingress
 from .served import Served
 
 log = get_logger("server")
@@ -33,8 +40,8 @@ SLOW_S: Final = 60.0  # a start that takes longer gets a hint
 N_STORE_BYTES: Final = 256 * 1024**2  # of Ray's object store on this machine: replies pass it
 
 
-def run_service(served: Served, cluster: ClusterConfig) -> None:
-    """Serve a model until SIGTERM or SIGINT.
+def run_service(served: Served, cluster: ClusterConfig, listener: socket.socket) -> None:
+    """Serve a model on a bound socket until SIGTERM or SIGINT.
 
     Raises:
         RequestError: there is no such cluster. UnavailableError: no replica could be started.
@@ -42,14 +49,24 @@ def run_service(served: Served, cluster: ClusterConfig) -> None:
     """
     _join(served, cluster)
     stop = threading.Event()
+    servers = list[HttpServer]()
+
+    def end(*_: object) -> None:
+        stop.set()
+        for server in servers:
+            server.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has set its own handlers
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     try:
-        _start(ModelReplicas(served=served, replicas=cluster.replicas))
+        handle = _start(ModelReplicas(served=served, replicas=cluster.replicas))
         if wait_running(_status, stop):
-            scheme = "https" if served.config.ssl_cert_file else "http"
-            log.info("listening on %s://%s:%d", scheme, served.config.host, served.config.port)
-            stop.wait()
+            ingress = Ingress([HandleTarget(served, handle)])
+            found = " and ".join(urls([listener.getsockname()], served.config))
+            announce = partial(log.info, "listening on %s", found)
+            servers.append(HttpServer(ingress, served.config, announce))
+            if not stop.is_set():
+                servers[0].serve_on(listener)
         log.info("stopping")
     finally:
         if cluster.address:
@@ -59,14 +76,15 @@ def run_service(served: Served, cluster: ClusterConfig) -> None:
         ray.shutdown()
 
 
-def _start(model: ModelReplicas) -> None:
-    """Begin to start the replicas. Raises as `run_service`."""
+def _start(model: ModelReplicas) -> DeploymentHandle[Any]:
+    """Begin to start the replicas. Return a handle of them. Raises as `run_service`."""
     try:
-        serve.start(http_options=_http_options(model.served.config))
-        target = serve.RunTarget(application([model]), NAME, "/")
-        serve.run_many([target], wait_for_applications_running=False)
+        serve.start(proxy_location=ProxyLocation.Disabled)
+        target = serve.RunTarget(deployment(model), NAME, None)
+        (handle,) = serve.run_many([target], wait_for_applications_running=False)
     except RuntimeError as error:
         raise UnavailableError(f"Ray Serve cannot start: {_last_line(error)}") from None
+    return handle
 
 
 def _status() -> tuple[str, str]:
@@ -119,10 +137,3 @@ def _join(served: Served, cluster: ClusterConfig) -> None:
         ray.init(**options)
     except (ConnectionError, ValueError) as error:
         raise RequestError(f"--address {cluster.address}: {error}") from None
-
-
-def _http_options(config: ServerConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"host": config.host, "port": config.port}
-    if config.ssl_cert_file:
-        options |= {"ssl_certfile": config.ssl_cert_file, "ssl_keyfile": config.ssl_key_file}
-    return options

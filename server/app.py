@@ -156,7 +156,7 @@ async def serve(
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            announce(" and ".join(urls(runner, config)))
+            announce(" and ".join(urls(runner.addresses, config)))
             with watching(config.watchdog, lambda: state.engine_trouble):
                 await _first(stopping, asyncio.create_task(reopen_lost(state, load_again or load)))
             await state.running.drain(config.drain, now or asyncio.Event())

@@ -11,9 +11,9 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Final
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -54,8 +54,8 @@ async def listen(runner: HttpRunner, config: ServerConfig) -> None:
             raise RequestError(_cannot_listen(config, host, error)) from error
 
 
-def check_free(config: ServerConfig) -> None:
-    """Check that a process can listen on the only host of `config`. It does not stay bound.
+def bound(config: ServerConfig) -> socket.socket:
+    """A socket that is bound to the only host of `config`. A server begins to listen later.
 
     Raises:
         RequestError: the address cannot be used.
@@ -63,12 +63,17 @@ def check_free(config: ServerConfig) -> None:
     host = config.host
     try:
         found = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, address in found[:1]:
-            with socket.socket(family, kind, protocol) as one:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.bind(address)
+        family, kind, protocol, _, address = found[0]
+        with ExitStack() as stack:
+            one = stack.enter_context(socket.socket(family, kind, protocol))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if config.reuse_port:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            one.bind(address)
+            stack.pop_all()
     except (OSError, OverflowError) as error:
         raise RequestError(_cannot_listen(config, host, error)) from error
+    return one
 
 
 def _site(runner: HttpRunner, config: ServerConfig, host: str) -> _Site:
@@ -213,11 +218,12 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def urls(runner: HttpRunner, config: ServerConfig) -> list[str]:
-    """The URLs to open. If the server listens on all addresses, this machine's own is one."""
+def urls(addresses: Iterable[Any], config: ServerConfig) -> list[str]:
+    """The URLs to open, of a server with these addresses of sockets. If it listens on all addresses
+    of a machine, the machine's own is one."""
     found: list[str] = []
     scheme = "https" if config.ssl_cert_file else "http"
-    for address in runner.addresses:
+    for address in addresses:
         if isinstance(address, str):
             found.append(f"unix:{address}")
             continue

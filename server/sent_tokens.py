@@ -59,4 +59,3 @@ def tokens_in(event: bytes) -> list[int] | None:
     """The tokens in a comment, without its end; None if it is none that tells tokens."""
     found = _COMMENT.fullmatch(event)
     return None if found is None else list(map(int, found[1].split(b",")))
-

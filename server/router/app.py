@@ -88,7 +88,7 @@ async def _serve(
             router.fleet.start()
             if router.is_single:
                 await _until_loaded(router.fleet, stop)
-            log.info("listening on %s", " and ".join(urls(runner, config)))
+            log.info("listening on %s", " and ".join(urls(runner.addresses, config)))
             await stop.wait()
             router.fleet.events.close()
             await state.running.drain(config.drain, now)

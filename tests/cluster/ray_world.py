@@ -3,7 +3,8 @@
     with RayWorld({"n_threads": 1}, n_nodes=2) as world:
         world.tell("kill", "replica id")
 
-Run as a program, it starts the cluster and obeys lines of JSON.
+It has the ingress of `lamella serve --ray`, and that of a config file. Run as a program, it starts
+the cluster and obeys lines of JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Generator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -31,14 +34,22 @@ REPLICA: Final = "x-lamella-replica"
 
 
 class RayWorld:
-    """The application, as a client sees it."""
+    """The application, as a client sees it.
+
+    Attributes:
+        port: of the ingress of the command. Requests go there.
+        serve_port: of Ray Serve.
+    """
 
     def __init__(self, args: Mapping[str, Any], *, n_nodes: int = 1) -> None:
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.serve_port, self.port = _free_port(), _free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="ry", ignore_cleanup_errors=True)
-        options = {"args": args, "port": self.port, "n_nodes": n_nodes, "folder": self._folder.name}
+        options = {
+            "args": args,
+            "ports": [self.serve_port, self.port],
+            "n_nodes": n_nodes,
+            "folder": self._folder.name,
+        }
         self._log = (Path(self._folder.name) / "world.log").open("wb")
         command = [sys.executable, "-W", "ignore", __file__, json.dumps(options)]
         environment = {**os.environ, **ENVIRONMENT}
@@ -93,9 +104,25 @@ class RayWorld:
 
     # --- requests ---
 
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+
+    @contextmanager
+    def through_serve(self) -> Iterator[None]:
+        """Within the block, requests go to Ray Serve's port."""
+        self.port, self.serve_port = self.serve_port, self.port
+        yield
+        self.port, self.serve_port = self.serve_port, self.port
+
+    def headers(self, path: str) -> list[tuple[str, str]]:
+        """The headers of a reply."""
+        with closing(self._connect()) as one:
+            one.request("GET", path)
+            return one.getresponse().getheaders()
+
     def ask(self, path: str, body: Any = None, method: str = "") -> tuple[int, Any, str]:
         """The status, the JSON and the replica of a reply."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as one:
+        with closing(self._connect()) as one:
             raw = None if body is None else json.dumps(body)
             one.request(method or ("GET" if body is None else "POST"), path, raw)
             reply = one.getresponse()
@@ -103,13 +130,13 @@ class RayWorld:
 
     def text(self, path: str) -> str:
         """The body of a reply."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as one:
+        with closing(self._connect()) as one:
             one.request("GET", path)
             return one.getresponse().read().decode()
 
     def events(self, path: str, body: Any) -> Generator[tuple[str, Any], None, None]:
         """The replica and each event of a stream."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as one:
+        with closing(self._connect()) as one:
             one.request("POST", path, json.dumps({**body, "stream": True}))
             reply = one.getresponse()
             replica = reply.headers.get(REPLICA, "")
@@ -125,6 +152,13 @@ class RayWorld:
             found = set(self.tell("replicas"))
             time.sleep(0.1)
         return found
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 # --- the program ---
@@ -155,29 +189,34 @@ def _where(_: Any) -> tuple[int, str]:
 PLACES: Final[dict[str, tuple[int, str]]] = {}
 
 
-def main() -> None:
-    """Start the cluster, and obey until "end"."""
-    import ray  # noqa: PLC0415 - may not be installed
+def _front(args: Mapping[str, Any], port: int) -> Any:
+    """The ingress of the command, in a thread."""
     from ray import serve  # noqa: PLC0415
-    from ray.cluster_utils import Cluster  # noqa: PLC0415
 
-    from lamella.cluster import app  # noqa: PLC0415 - needs Ray
+    from lamella.base.background import begin  # noqa: PLC0415
+    from lamella.cluster.application import model_of  # noqa: PLC0415
+    from lamella.cluster.deployments import HandleTarget  # noqa: PLC0415
+    from lamella.cluster.http import HttpServer  # noqa: PLC0415
+    from lamella.cluster.ingress import Ingress  # noqa: PLC0415
+    from lamella.server.listening import bound  # noqa: PLC0415
 
-    options = json.loads(sys.argv[1])
-    node = {"num_cpus": N_CPUS, "object_store_memory": N_STORE_BYTES}
-    cluster, workers = None, []
-    folder = options["folder"]
-    if options["n_nodes"] > 1:
-        # the controller and the ingress stay on the head
-        head = {**node, "temp_dir": folder, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        workers = [cluster.add_node(**node) for _ in range(options["n_nodes"] - 1)]
-        ray.init(address=cluster.address, log_to_driver=True)
-    else:
-        ray.init("local", **node, include_dashboard=False, _temp_dir=folder)
-    serve.start(http_options={"port": options["port"]})
-    serve.run(app(options["args"]))
-    _say("ready")
+    served = model_of(args).served
+    handle = serve.get_deployment_handle(served.name, "default")  # Serve's name of the application
+    config = served.config.change(port=port)
+    ready = threading.Event()
+    front = HttpServer(Ingress([HandleTarget(served, handle)]), config, ready.set)
+    begin(partial(front.serve_on, bound(config)), "front")
+    assert ready.wait(60), "it listens"
+    return front
+
+
+def _obey(cluster: Any, workers: Sequence[Any]) -> None:
+    """Obey until "end"."""
+    import ray  # noqa: PLC0415
+    from ray import serve  # noqa: PLC0415
+
+    from lamella.cluster import app  # noqa: PLC0415
+
     for line in sys.stdin:
         command, *words = json.loads(line)
         if command == "end":
@@ -205,6 +244,35 @@ def main() -> None:
             number = signal.SIGSTOP if command == "stop" else signal.SIGCONT
             os.kill(_pid_and_node(words[0])[0], number)
             _say(command)
+
+
+def main() -> None:
+    """Start the cluster, and obey until "end"."""
+    import ray  # noqa: PLC0415 - may not be installed
+    from ray import serve  # noqa: PLC0415
+    from ray.cluster_utils import Cluster  # noqa: PLC0415
+
+    from lamella.cluster import app  # noqa: PLC0415 - needs Ray
+
+    options = json.loads(sys.argv[1])
+    node = {"num_cpus": N_CPUS, "object_store_memory": N_STORE_BYTES}
+    cluster, workers = None, []
+    folder = options["folder"]
+    if options["n_nodes"] > 1:
+        # the controller and the ingress stay on the head
+        head = {**node, "temp_dir": folder, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        workers = [cluster.add_node(**node) for _ in range(options["n_nodes"] - 1)]
+        ray.init(address=cluster.address, log_to_driver=True)
+    else:
+        ray.init("local", **node, include_dashboard=False, _temp_dir=folder)
+    serve_port, port = options["ports"]
+    serve.start(http_options={"port": serve_port})
+    serve.run(app(options["args"]))
+    front = _front(options["args"], port)
+    _say("ready")
+    _obey(cluster, workers)
+    front.stop()
     ray.shutdown()  # Serve's actors end with the cluster
     if cluster is not None:
         cluster.shutdown()

@@ -105,8 +105,23 @@ def test_requests_pass_through(world: RayWorld) -> None:
     events = [event for _, event in world.events(CHAT, chat(1))]
     assert text_of(events) == reply["choices"][0]["message"]["content"]
     assert world.ask("/health")[0] == 200
+    assert [v for k, v in world.headers("/health") if k.lower() == "server"] == ["lamella"]
     status, reply, _ = world.ask(CHAT, {"messages": 3})
     assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_the_ingress_of_a_config_file(world: RayWorld) -> None:
+    """It is behind Ray Serve's HTTP, and answers the same."""
+    own = world.ask(CHAT, chat(1))[1]["choices"][0]["message"]["content"]
+    with world.through_serve():
+        status, reply, replica = world.ask(CHAT, chat(1))
+        assert (status, replica in world.tell("replicas")) == (200, True)
+        assert reply["choices"][0]["message"]["content"] == own
+        events = [event for _, event in world.events(CHAT, chat(1, resume=True))]
+        assert text_of(events) == own
+        assert is_whole(events)
+        names = [name.lower() for name, _ in world.headers("/health")]
+    assert names.count("server") == 1
 
 
 def test_a_conversation_stays_where_it_is_warm(world: RayWorld) -> None:

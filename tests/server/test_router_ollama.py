@@ -49,7 +49,7 @@ def with_router(presets: list[Preset], test: Callable[[Call], Awaitable[None]]) 
         app[ROUTER] = Router(fleet=fleet, config=RouterConfig(), find_presets=lambda: presets)
         try:
             async with listening(state, app) as runner, aiohttp.ClientSession() as client:
-                url = next(iter(urls(runner, config)))
+                url = next(iter(urls(runner.addresses, config)))
 
                 async def call(method: str, path: str, **body: Any) -> tuple[int, Any]:
                     async with client.request(method, url + path, json=body or None) as reply:
