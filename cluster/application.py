@@ -30,7 +30,7 @@ from ..runtime.params import OpenParams, RequestParams
 from ..server.config import ServerConfig
 from .config import ClusterConfig, Replicas
 from .deployments import IngressActor, ReplicaActor
-from .resources import Needs, check_fits, needs_of
+from .resources import Needs, check_fits, check_together, needs_of
 from .served import Served
 
 log = get_logger("cluster")
@@ -106,7 +106,7 @@ def application(models: Sequence[ModelReplicas]) -> Application:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise RequestError(f"two models have the name {min(twice)}: give each a name of its own")
-    replicas = [deployment(model) for model in models]
+    replicas = deployments(models)
     ingress = serve.deployment(
         IngressActor,
         name="ingress",
@@ -120,10 +120,17 @@ def application(models: Sequence[ModelReplicas]) -> Application:
     return ingress.bind([model.served for model in models], *replicas)
 
 
-def deployment(model: ModelReplicas) -> Application:
-    """The replicas of a model. Raises as `app`."""
+def deployments(models: Sequence[ModelReplicas]) -> list[Application]:
+    """The replicas of each model. Raises as `app`."""
+    found = ray.nodes() if ray.is_initialized() else []
+    nodes = [node["Resources"] for node in found if node["Alive"]]
+    wanted = [(model.served.name, _needs(model, nodes), model.replicas.low) for model in models]
+    check_together(wanted, nodes)
+    return [_deployment(model, needs) for model, (_, needs, _) in zip(models, wanted, strict=True)]
+
+
+def _deployment(model: ModelReplicas, needs: Needs) -> Application:
     served, replicas = model.served, model.replicas
-    needs = _needs(model)
     what = "replica" if replicas.high == 1 else "replicas"
     log.info("%s: %s %s, each with %s", served.name, replicas, what, needs)
     fixed: dict[str, Any] = {"num_replicas": replicas.low}
@@ -154,7 +161,7 @@ def deployment(model: ModelReplicas) -> Application:
     return deployment.bind(served)
 
 
-def _needs(model: ModelReplicas) -> Needs:
+def _needs(model: ModelReplicas, nodes: Sequence[Mapping[str, float]]) -> Needs:
     """What a replica takes, after a check that a node has it."""
     n_threads = model.served.params.placement.n_threads or default_threads()
     needs = needs_of(plan_model(model.served.opened_params(header_only=True)), n_threads)
@@ -164,6 +171,5 @@ def _needs(model: ModelReplicas) -> Needs:
         given.get("memory", needs.n_bytes),
         given.get("num_gpus", needs.n_gpus),
     )
-    nodes = ray.nodes() if ray.is_initialized() else []
-    check_fits(model.served.name, needs, [n["Resources"] for n in nodes if n["Alive"]])
+    check_fits(model.served.name, needs, nodes)
     return needs

@@ -28,6 +28,7 @@ from .direct import Connections, lost_text
 from .ingress import Ingress
 from .prompts import Prompts
 from .replica import Replica, Stats
+from .resources import MIB
 from .routing import Request
 from .served import Served
 
@@ -117,6 +118,7 @@ class HandleTarget:
     def __init__(self, served: Served, handle: DeploymentHandle[Any]) -> None:
         """Read the model's header. Raises as `Prompts`."""
         self.name, self.prefix = served.name, served.config.prefix
+        self.n_body_max = served.config.max_body * MIB
         self._prompts = Prompts(served)
         self._handle = handle
         self._connections = Connections()
@@ -154,6 +156,10 @@ class HandleTarget:
         """The metrics of all replicas that answer."""
         found = await self._handle.broadcast("metrics").results_async(return_exceptions=True)
         return [each for each in found if not isinstance(each, BaseException)]
+
+    async def close(self) -> None:
+        """See `Target.close`."""
+        await self._connections.close()
 
 
 async def _end_of(leases: AsyncIterator[Lease]) -> None:

@@ -40,9 +40,9 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 N_ATTEMPTS: Final = 3
-N_BODY: Final = 64 * 1024**2  # bytes; replicas have limits of their own
+N_BODY: Final = 64 * 1024**2  # bytes, or --max-body; replicas have limits of their own
 RESUME_S: Final = 30.0  # the longest time until another replica goes on with a stream
-# the ingress knows the length, and Serve adds the id of the request
+# the ingress knows the length, and its HTTP server adds the id of the request
 NOT_PASSED: Final = frozenset({"content-length", ID_HEADER.lower(), FINGERPRINT_HEADER.lower()})
 UNAVAILABLE: Final = (503, 529)
 
@@ -69,6 +69,10 @@ class Target(Protocol):
     def prefix(self) -> str:
         """The prefix of its paths."""
 
+    @property
+    def n_body_max(self) -> int:
+        """The bytes of the longest body that its options allow; 0: they do not say."""
+
     def prompt(self, path: str, headers: Mapping[str, str], body: bytes) -> Request:
         """What the router needs to know of a request. Runs in a thread."""
 
@@ -77,6 +81,9 @@ class Target(Protocol):
 
     async def metrics(self) -> Sequence[tuple[str, str]]:
         """The metrics of all replicas, by their names."""
+
+    async def close(self) -> None:
+        """Close its connections."""
 
 
 @dataclass(slots=True)
@@ -102,11 +109,12 @@ class Ingress:
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = {target.name: target for target in targets}
         self._first = targets[0]
+        self._n_body = max(N_BODY, *(target.n_body_max for target in targets))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an ASGI request."""
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await self._lifespan(receive, send)
             return
         if scope["type"] != "http":
             return
@@ -115,7 +123,7 @@ class Ingress:
         path = scope["path"].removeprefix(self._first.prefix)
         task, gone = asyncio.current_task(), None
         try:
-            body = await _body(receive)
+            body = await _body(receive, self._n_body)
             gone = asyncio.create_task(_gone(receive, task))
             # a long body takes time
             asked = await asyncio.to_thread(self._asked, scope, headers, path, id, body)
@@ -130,6 +138,15 @@ class Ingress:
         finally:
             if gone is not None:
                 gone.cancel()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        kind = ""
+        while kind != "lifespan.shutdown":
+            kind = (await receive())["type"]
+            if kind == "lifespan.shutdown":
+                for target in self._targets.values():
+                    await target.close()
+            await send({"type": f"{kind}.complete"})
 
     def _asked(
         self, scope: Scope, headers: Mapping[str, str], path: str, id: str, body: bytes
@@ -355,7 +372,7 @@ def _query(scope: Scope) -> str:
     return found.decode("latin-1")
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive, n_max: int) -> bytes:
     """The body of a request. Raises HTTPRequestEntityTooLarge, ConnectionError."""
     body = bytearray()
     while True:
@@ -363,9 +380,9 @@ async def _body(receive: Receive) -> bytes:
         if message["type"] == "http.disconnect":
             raise ConnectionResetError("the client is disconnected")
         body += message.get("body", b"")
-        if len(body) > N_BODY:
-            text = f"the body has more than {size_text(N_BODY)}"
-            raise web.HTTPRequestEntityTooLarge(N_BODY, len(body), text=text)
+        if len(body) > n_max:
+            text = f"the body has more than {size_text(n_max)}"
+            raise web.HTTPRequestEntityTooLarge(n_max, len(body), text=text)
         if not message.get("more_body", False):
             return bytes(body)
 
@@ -377,14 +394,6 @@ async def _gone(receive: Receive, task: asyncio.Task[Any] | None) -> None:
             pass
     if task is not None:
         task.cancel()
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return
 
 
 # --- replies ---

@@ -6,7 +6,8 @@ Tested by tests/cluster/test_scale.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import ge, sub
 from typing import Final, NamedTuple
 
 from ..base.errors import DoesNotFitError, RequestError
@@ -67,6 +68,31 @@ def check_fits(name: str, needs: Needs, nodes: Iterable[Mapping[str, float]]) ->
                 f"a replica of {name} needs {needs}: nodes with so much memory have at most "
                 f"{counted(most, what)}; -t sets its threads"
             )
+
+
+def check_together(
+    wanted: Sequence[tuple[str, Needs, int]], nodes: Iterable[Mapping[str, float]]
+) -> None:
+    """Check that all replicas fit on the nodes beside each other. `wanted`: the name of each model,
+    what a replica takes, and the number of replicas at the start. Raises as `check_fits`."""
+    rooms = [[node.get(key, 0) for key in ("memory", "CPU", "GPU")] for node in nodes]
+    if not rooms:
+        return
+    n_all = sum(needs.n_bytes * n for _, needs, n in wanted)
+    n_have = int(sum(n_bytes for n_bytes, *_ in rooms))
+    if n_all > n_have:
+        raise DoesNotFitError([("the cluster", n_all, n_have)], advice="fewer replicas")
+    for name, needs, n in sorted(wanted, key=lambda each: each[1].n_bytes, reverse=True):
+        takes = (needs.n_bytes, needs.n_cpus, needs.n_gpus)
+        for i in range(n):
+            free = [room for room in rooms if all(map(ge, room, takes))]
+            if not free:
+                raise RequestError(
+                    f"{n} replicas of {name} do not fit beside each other: each needs {needs}, and "
+                    f"the nodes of the cluster have room for {i}"
+                )
+            fullest = min(free)
+            fullest[:] = map(sub, fullest, takes)
 
 
 def counted(n: float, what: str) -> str:

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -18,12 +18,13 @@ import ray
 from ray import serve
 from ray.serve.config import ProxyLocation
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
 from ..base.errors import RequestError, UnavailableError
 from ..base.log import get_logger
 from ..kernels.host import usable_cpus
 from ..server.listening import urls
-from .application import ModelReplicas, deployment
+from .application import ModelReplicas, deployments
 from .config import ClusterConfig
 from .deployments import HandleTarget
 from .http import HttpServer
@@ -36,6 +37,10 @@ NAME: Final = "lamella"
 RUNNING: Final = "RUNNING"  # states of an application of Serve
 FAILED: Final = "DEPLOY_FAILED"
 POLL_S: Final = 0.1
+QUIET: Final[Mapping[str, Any]] = {
+    "log_level": "WARNING",
+    "enable_access_log": False,
+}  # Serve's log
 SLOW_S: Final = 60.0  # a start that takes longer gets a hint
 N_STORE_BYTES: Final = 256 * 1024**2  # of Ray's object store on this machine: replies pass it
 
@@ -79,8 +84,9 @@ def run_service(served: Served, cluster: ClusterConfig, listener: socket.socket)
 def _start(model: ModelReplicas) -> DeploymentHandle[Any]:
     """Begin to start the replicas. Return a handle of them. Raises as `run_service`."""
     try:
-        serve.start(proxy_location=ProxyLocation.Disabled)
-        target = serve.RunTarget(deployment(model), NAME, None)
+        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=LoggingConfig(**QUIET))
+        (replicas,) = deployments([model])
+        target = serve.RunTarget(replicas, NAME, None)
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
     except RuntimeError as error:
         raise UnavailableError(f"Ray Serve cannot start: {_last_line(error)}") from None

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lamella.base.errors import OverloadedError
+from lamella.cluster import ingress
 from lamella.cluster.calls import FINGERPRINT_HEADER, Call, Head, LostError
 from lamella.cluster.ingress import Ingress
 from lamella.cluster.routing import Request
@@ -29,6 +31,8 @@ class Script:
 
     def __init__(self, *replies: Sequence[Item], name: str = "tiny") -> None:
         self.name, self.prefix = name, ""
+        self.n_body_max = 0
+        self.is_closed = False
         self.calls: list[Call] = []
         self.sent: list[list[int]] = []
         self._replies = list(replies)
@@ -46,6 +50,9 @@ class Script:
 
     async def metrics(self) -> Sequence[tuple[str, str]]:
         return [("r1", "# TYPE x gauge\nx 1\n"), ("r2", "# TYPE x gauge\nx 2\n")]
+
+    async def close(self) -> None:
+        self.is_closed = True
 
 
 class Answer:
@@ -277,6 +284,42 @@ def test_what_one_replica_alone_knows_is_refused(method: str, path: str, body: A
 )
 def test_all_else_is_passed_on(method: str, path: str, body: Any) -> None:
     assert ask(Script([JSON, b"{}"]), method=method, path=path, body=body).status == 200
+
+
+def test_the_end_closes_connections() -> None:
+    target, messages = Script(), iter(["lifespan.startup", "lifespan.shutdown"])
+    sent: list[Any] = []
+
+    async def receive() -> Mapping[str, Any]:
+        return {"type": next(messages)}
+
+    async def send(message: Mapping[str, Any]) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(Ingress([target])({"type": "lifespan"}, receive, send))
+    assert target.is_closed
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_long_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress, "N_BODY", 10)
+    target = Script([JSON, b"{}"])
+    found = ask(target, body=b" " * 11)
+    assert (found.status, "more than 10 bytes" in found.json()["error"]["message"]) == (413, True)
+    target.n_body_max = 11
+    assert ask(target, body=b" " * 11).status == 200
+
+
+def test_a_model_without_replicas() -> None:
+    full = OverloadedError("model tiny: no replica has taken the request within 30 s")
+    target = Script([full], [STREAM, event("a"), LOST], [full], [full])
+    found = ask(target)
+    assert found.status == 503
+    assert found.headers["retry-after"]
+    assert "model tiny" in found.json()["error"]["message"]
+    broken = ask(target, body={"stream": True, "resume": True})
+    assert b"no equal replica goes on with the stream" in broken.body
+    assert len(target.calls) == 4
 
 
 def test_several_models() -> None:

@@ -10,7 +10,7 @@ import pytest
 from lamella.base.errors import DoesNotFitError, RequestError
 from lamella.cluster.autoscaling import n_replicas
 from lamella.cluster.config import ClusterConfig, Replicas, parse_replicas
-from lamella.cluster.resources import PROCESS_BYTES, Needs, check_fits, needs_of
+from lamella.cluster.resources import PROCESS_BYTES, Needs, check_fits, check_together, needs_of
 from lamella.model.shipped import shipped_model
 from lamella.runtime.fit import plan_model
 from lamella.runtime.params import OpenParams
@@ -91,3 +91,40 @@ def test_a_replica_that_lacks_processors_or_gpus() -> None:
         RequestError, match=r"and 2 GPUs: nodes with so much memory have at most 1 GPU;"
     ):
         check_fits("tiny", Needs(1, 3 * GIB, 2), [{"CPU": 2, "GPU": 1, "memory": 4 * GIB}])
+
+
+def node(gib: float, n_cpus: float = 8) -> dict[str, float]:
+    return {"CPU": n_cpus, "memory": gib * GIB}
+
+
+@pytest.mark.parametrize(
+    ("n", "nodes"),
+    [
+        (2, []),
+        (2, [node(6)]),
+        (3, [node(5), node(3.5), node(3)]),
+        (2, [node(3, n_cpus=2), node(6)]),
+    ],
+)
+def test_replicas_that_fit_together(n: int, nodes: Sequence[dict[str, float]]) -> None:
+    check_together([("tiny", NEEDS, n)], nodes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "complaint"),
+    [
+        ([("tiny", NEEDS, 3)], [node(6), node(2)], r"cluster lacks 1\.00 GiB.*fewer replicas"),
+        ([("tiny", NEEDS, 2)], [node(4), node(2)], "2 replicas of tiny.*have room for 1"),
+        ([("tiny", NEEDS, 2)], [node(9, n_cpus=4)], "each needs 4 processors.*room for 1"),
+        (
+            [("small", Needs(1, GIB, 0), 1), ("large", NEEDS, 2)],
+            [node(6.5)],
+            r"cluster lacks 512\.00 MiB",
+        ),
+    ],
+)
+def test_replicas_that_do_not_fit_together(
+    wanted: Sequence[tuple[str, Needs, int]], nodes: Sequence[dict[str, float]], complaint: str
+) -> None:
+    with pytest.raises((DoesNotFitError, RequestError), match=complaint):
+        check_together(wanted, nodes)
