@@ -24,6 +24,7 @@ from ..base.log_output import LogParams, set_up_log
 from ..runtime.instance import Instance
 from .autoscaling import KV_USE
 from .calls import Call, Lease, LostError, Reply
+from .coalescing import Coalescing
 from .direct import Connections, lost_text
 from .ingress import Ingress
 from .prompts import Prompts
@@ -187,8 +188,8 @@ class IngressActor:
         set_up_log(LogParams(), logging.INFO)
         pairs = zip(models, handles, strict=True)
         targets = [await asyncio.to_thread(HandleTarget, *pair) for pair in pairs]
-        self._ingress = Ingress(targets)
+        self._ingress = Coalescing(Ingress(targets))
 
-    def __serve_build_asgi_app__(self) -> Ingress:
+    def __serve_build_asgi_app__(self) -> Coalescing:
         """Called by Serve."""
         return self._ingress

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -33,14 +33,10 @@ from .served import Served
 
 log = get_logger("server")
 
-NAME: Final = "lamella"
 RUNNING: Final = "RUNNING"  # states of an application of Serve
 FAILED: Final = "DEPLOY_FAILED"
 POLL_S: Final = 0.1
-QUIET: Final[Mapping[str, Any]] = {
-    "log_level": "WARNING",
-    "enable_access_log": False,
-}  # Serve's log
+QUIET: Final = LoggingConfig(log_level="WARNING", enable_access_log=False)  # Serve's log
 SLOW_S: Final = 60.0  # a start that takes longer gets a hint
 N_STORE_BYTES: Final = 256 * 1024**2  # of Ray's object store on this machine: replies pass it
 
@@ -53,6 +49,8 @@ def run_service(served: Served, cluster: ClusterConfig, listener: socket.socket)
         LamellaError: the model cannot be served.
     """
     _join(served, cluster)
+    # on a cluster that stays, a command replaces what a killed one has left
+    name = f"lamella-{socket.gethostname()}-{listener.getsockname()[1]}"
     stop = threading.Event()
     servers = list[HttpServer]()
 
@@ -64,8 +62,8 @@ def run_service(served: Served, cluster: ClusterConfig, listener: socket.socket)
     for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has set its own handlers
         signal.signal(number, end)
     try:
-        handle = _start(ModelReplicas(served=served, replicas=cluster.replicas))
-        if wait_running(_status, stop):
+        handle = _start(name, ModelReplicas(served=served, replicas=cluster.replicas))
+        if wait_running(partial(_status, name), stop):
             ingress = Ingress([HandleTarget(served, handle)])
             found = " and ".join(urls([listener.getsockname()], served.config))
             announce = partial(log.info, "listening on %s", found)
@@ -75,27 +73,27 @@ def run_service(served: Served, cluster: ClusterConfig, listener: socket.socket)
         log.info("stopping")
     finally:
         if cluster.address:
-            serve.delete(NAME)
+            serve.delete(name)
         else:
             serve.shutdown()
         ray.shutdown()
 
 
-def _start(model: ModelReplicas) -> DeploymentHandle[Any]:
+def _start(name: str, model: ModelReplicas) -> DeploymentHandle[Any]:
     """Begin to start the replicas. Return a handle of them. Raises as `run_service`."""
     try:
-        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=LoggingConfig(**QUIET))
+        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=QUIET)
         (replicas,) = deployments([model])
-        target = serve.RunTarget(replicas, NAME, None)
+        target = serve.RunTarget(replicas, name, None)
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
     except RuntimeError as error:
         raise UnavailableError(f"Ray Serve cannot start: {_last_line(error)}") from None
     return handle
 
 
-def _status() -> tuple[str, str]:
-    """The state of the application, and what Serve says about it."""
-    found = serve.status().applications[NAME]
+def _status(name: str) -> tuple[str, str]:
+    """The state of an application, and what Serve says about it."""
+    found = serve.status().applications[name]
     return found.status, found.message
 
 
@@ -131,6 +129,7 @@ def _last_line(error: Exception) -> str:
 def _join(served: Served, cluster: ClusterConfig) -> None:
     """Join the cluster, or start one. Raises RequestError."""
     options: dict[str, Any] = {"logging_level": logging.WARNING}
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if cluster.address:
         options["address"] = cluster.address
     else:
