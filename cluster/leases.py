@@ -34,7 +34,7 @@ class _Lent:
 
     def set(self, event: asyncio.Event) -> None:
         """Set an event, from the server's thread."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, as its holder is gone
             self.loop.call_soon_threadsafe(event.set)
 
 

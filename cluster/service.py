@@ -142,3 +142,5 @@ def _join(served: Served, cluster: ClusterConfig) -> None:
         ray.init(**options)
     except (ConnectionError, ValueError) as error:
         raise RequestError(f"--address {cluster.address}: {error}") from None
+    except Exception as error:  # Ray has no type of its own for it
+        raise UnavailableError(f"Ray cannot start: {_last_line(error)}") from None

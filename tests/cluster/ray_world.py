@@ -28,8 +28,9 @@ from typing import Any, Final, Self
 N_STORE_BYTES: Final = 80 * 1024**2
 N_CPUS: Final = 2  # of a node
 N_START_SECONDS: Final = 240.0
-# a busy machine needs minutes to start what Ray expects within seconds
-ENVIRONMENT: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "180"}
+# a busy machine needs longer to start what Ray expects within seconds
+ENVIRONMENT: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "60"}
+N_ATTEMPTS: Final = 4  # a raylet ends if a process of its own takes 15 s to start
 REPLICA: Final = "x-lamella-replica"
 
 
@@ -186,7 +187,42 @@ def _where(_: Any) -> tuple[int, str]:
     return os.getpid(), ray.get_runtime_context().get_node_id()
 
 
+def _actor(replica: str) -> Any:
+    import ray  # noqa: PLC0415
+
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return next(ray.get_actor(**one) for one in actors if one["name"].endswith(replica))
+
+
+def _exhaust(_: Any) -> None:
+    """Use up all memory that this process may have."""
+    import resource  # noqa: PLC0415
+
+    with open("/proc/self/statm") as file:
+        n_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (n_bytes + 8 * 1024**2,) * 2)
+    kept = []
+    while True:
+        with suppress(MemoryError):
+            kept.append(bytearray(64 * 1024))
+        time.sleep(0.0001)
+
+
 PLACES: Final[dict[str, tuple[int, str]]] = {}
+
+
+def _init(**options: Any) -> None:
+    """Start Ray on this machine."""
+    import ray  # noqa: PLC0415
+
+    for n_left in reversed(range(N_ATTEMPTS)):
+        try:
+            ray.init("local", **options)
+            return
+        except Exception:
+            if not n_left:
+                raise
+            ray.shutdown()
 
 
 def _front(args: Mapping[str, Any], port: int) -> Any:
@@ -240,6 +276,9 @@ def _obey(cluster: Any, workers: Sequence[Any]) -> None:
         elif command == "deploy":
             serve.run(app(json.loads(words[0])))
             _say("deployed")
+        elif command == "exhaust":
+            _actor(words[0]).__ray_call__.remote(_exhaust)
+            _say("exhausted")
         elif command in ("stop", "continue"):
             number = signal.SIGSTOP if command == "stop" else signal.SIGCONT
             os.kill(_pid_and_node(words[0])[0], number)
@@ -265,7 +304,7 @@ def main() -> None:
         workers = [cluster.add_node(**node) for _ in range(options["n_nodes"] - 1)]
         ray.init(address=cluster.address, log_to_driver=True)
     else:
-        ray.init("local", **node, include_dashboard=False, _temp_dir=folder)
+        _init(**node, include_dashboard=False, _temp_dir=folder)
     serve_port, port = options["ports"]
     serve.start(http_options={"port": serve_port})
     serve.run(app(options["args"]))

@@ -82,6 +82,13 @@ def test_a_reply_in_one_part() -> None:
 
 
 def test_a_client_that_is_gone() -> None:
-    steps = [START, body(b"a"), body(b"b"), 0.5, body(b"c"), body(b"d")]
+    steps: list[Mapping[str, Any] | float] = [
+        START,
+        body(b"a"),
+        body(b"b"),
+        0.5,
+        body(b"c"),
+        body(b"d"),
+    ]
     with pytest.raises(ConnectionResetError):
         asyncio.run(sent(steps, fails=True))

@@ -43,6 +43,21 @@ def test_a_replica_without_memory() -> None:
             assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
+def test_a_replica_that_runs_out_of_memory() -> None:
+    """Its process ends, others go on with its streams, and a new one takes its place."""
+    with RayWorld(ARGS) as world:
+        world.replicas(2, WHOLE_AGAIN_S)
+        streams = Streams(world, [chat(i, n_tokens=400, resume=True) for i in range(16)])
+        streams.wait_until_begun(3)
+        victim = streams.replicas[0]
+        world.tell("exhaust", victim)
+        streams.wait()
+        assert victim in streams.replicas
+        assert not any("error" in event for events in streams.events for event in events)
+        assert len(world.replicas(2, WHOLE_AGAIN_S, lost=victim)) == 2
+        assert world.ask(CHAT, chat(1))[0] == 200
+
+
 def test_a_slow_replica() -> None:
     """A replica that is stopped for a while keeps its streams; new requests go to the other."""
     with RayWorld(ARGS) as world:

@@ -27,17 +27,12 @@ N_PREDICT = 60
 CHAT = "/v1/chat/completions"
 MESSAGES = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
 FREE = {"max_tokens": N_PREDICT, "temperature": 1.0, "seed": 7, "ignore_eos": True}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "parameters": {
-            "type": "object",
-            "properties": {"where": {"type": "string", "minLength": 30, "maxLength": 60}},
-            "required": ["where"],
-        },
-    },
+SCHEMA = {
+    "type": "object",
+    "properties": {"where": {"type": "string", "minLength": 30, "maxLength": 60}},
+    "required": ["where"],
 }
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 THINKING = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: <think>\n{% endif %}{# </think> #}"
@@ -58,7 +53,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         CHAT,
         {
             **{**MESSAGES, **FREE, "max_tokens": 200, "ignore_eos": False},
-            "json_schema": TOOL["function"]["parameters"],
+            "json_schema": SCHEMA,
         },
     ),
     "a call": (

@@ -85,15 +85,16 @@ def test_they_go_on_beside_prompts() -> None:
     again, context = begun(job, expected[:90]), FakeContext(n_ubatch=32)
     other = replace(long_job(), prompt=tuple(range(3, 30)) * 4)
     with running(context, other, again):
-        for each in (other, again):
-            assert isinstance(each.sink, Sink)
-            each.sink.result()
+        assert isinstance(other.sink, Sink)
+        assert isinstance(again.sink, Sink)
+        other.sink.result()
+        again.sink.result()
         assert again.sink.tokens == expected
     assert sum(any(outputs > 1 for *_, outputs in step) for step in context.steps) <= 4
 
 
 def test_a_shifted_context() -> None:
-    options = {"n_ctx": 64, "page_size": 4}
+    options: dict[str, Any] = {"n_ctx": 64, "page_size": 4}
     job = long_job(context_shift=True)
     expected = without(job, FakeContext(**options)).tokens
     again = begun(job, expected[:90])
