@@ -4,7 +4,8 @@
 
 Each replica has one thread. Clients hold conversations of several turns; each asks as soon as it
 has its answer. So a fleet that is twice as fast serves twice as many tokens, until the processors
-of the machine are busy. The last line is JSON.
+of the machine are busy. The processor time of a token is that of all processes of the server. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ HOST: Final = "127.0.0.1"
 
 
 @contextmanager
-def serving(model: Sequence[str], flags: Sequence[str]) -> Iterator[int]:
-    """Start a server. Yield its port."""
+def serving(model: Sequence[str], flags: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Start a server. Yield its port and its process."""
     with closing(socket.socket()) as free:
         free.bind((HOST, 0))
         port: int = free.getsockname()[1]
@@ -45,7 +46,7 @@ def serving(model: Sequence[str], flags: Sequence[str]) -> Iterator[int]:
         )
         try:
             _wait(port, process)
-            yield port
+            yield port, process.pid
         finally:
             process.terminate()
             process.wait(60)
@@ -66,6 +67,24 @@ def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
 
 def _connect(port: int) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(HOST, port, timeout=120)
+
+
+def processor_seconds(pid: int) -> dict[int, float]:
+    """The processor time of a process and of all that come from it."""
+    children: dict[int, list[tuple[int, float]]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            children.setdefault(int(fields[1]), []).append((int(path.name), seconds))
+    own = [each for found in children.values() for each in found if each[0] == pid]
+    tree = dict(own)
+    todo = [pid]
+    while todo:
+        found = children.get(todo.pop(), [])
+        tree |= found
+        todo += [each for each, _ in found]
+    return tree
 
 
 class Client(threading.Thread):
@@ -109,8 +128,9 @@ class Client(threading.Thread):
         return text
 
 
-def measured(port: int, n_clients: int, seconds: float) -> dict[str, float]:
+def measured(port: int, pid: int, n_clients: int, seconds: float) -> dict[str, float]:
     """The figures of a server under the load of some clients."""
+    before = processor_seconds(pid)
     begin = time.monotonic()
     clients = [Client(port, i, begin + seconds) for i in range(n_clients)]
     for client in clients:
@@ -118,11 +138,14 @@ def measured(port: int, n_clients: int, seconds: float) -> dict[str, float]:
     for client in clients:
         client.join()
     took = time.monotonic() - begin
+    used = sum(s - before.get(each, 0.0) for each, s in processor_seconds(pid).items())
+    n_tokens = sum(client.n_tokens for client in clients)
     ttft = [seconds for client in clients for seconds in client.ttft]
     cuts = statistics.quantiles(ttft, n=100)
     return {
         "requests": len(ttft),
-        "tokens_per_s": sum(client.n_tokens for client in clients) / took,
+        "tokens_per_s": n_tokens / took,
+        "processor_ms": 1e3 * used / max(n_tokens, 1),
         "ttft_p50": cuts[49],
         "ttft_p99": cuts[98],
         "hit_rate": sum(c.n_cached for c in clients) / max(sum(c.n_prompt for c in clients), 1),
@@ -139,18 +162,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args()
     print(f"{os.cpu_count()} processors, {args.clients} clients, one thread for each replica")
-    print("server          tokens/s  TTFT p50    p99  prefix hits")
+    print("server          tokens/s  processor  TTFT p50    p99  prefix hits")
     common = ["-t", "1", "-c", "8192", "-np", "8", "--no-request-log"]
     servers = {"without Ray": common}
     servers |= {f"{n} replicas": [*common, "--ray", "--replicas", str(n)] for n in args.replicas}
     results = []
     for name, flags in servers.items():
-        with serving(args.model, flags) as port:
-            measured(port, args.clients, 3.0)  # warm up
-            found = measured(port, args.clients, args.seconds)
+        with serving(args.model, flags) as (port, pid):
+            measured(port, pid, args.clients, 3.0)  # warm up
+            found = measured(port, pid, args.clients, args.seconds)
         results.append({"server": name, **found})
         print(
-            f"{name:14} {found['tokens_per_s']:9.0f} {found['ttft_p50'] * 1e3:6.0f} ms"
+            f"{name:14} {found['tokens_per_s']:9.0f} {found['processor_ms']:7.2f} ms"
+            f" {found['ttft_p50'] * 1e3:6.0f} ms"
             f" {found['ttft_p99'] * 1e3:4.0f} ms {found['hit_rate']:10.0%}",
             flush=True,
         )

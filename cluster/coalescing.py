@@ -15,7 +15,7 @@ from typing import Any, Final
 App = Callable[..., Awaitable[None]]  # of ASGI
 Message = Mapping[str, Any]
 
-N_PER_S: Final = 400  # messages of all streams
+N_PER_S: Final = 160  # messages of all streams
 GAP_MAX_S: Final = 0.05
 
 

@@ -82,8 +82,8 @@ def run_service(served: Served, cluster: ClusterConfig, listener: socket.socket)
 def _start(name: str, model: ModelReplicas) -> DeploymentHandle[Any]:
     """Begin to start the replicas. Return a handle of them. Raises as `run_service`."""
     try:
-        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=QUIET)
         (replicas,) = deployments([model])
+        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=QUIET)
         target = serve.RunTarget(replicas, name, None)
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
     except RuntimeError as error:
