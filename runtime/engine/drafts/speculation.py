@@ -27,6 +27,7 @@ N_TEXTS_MAX: Final = 32  # a step with more texts than this has no room for gues
 
 SENT: Final = "sent"  # the kind of guesses that another engine has sampled
 N_SENT_MAX: Final = 128  # of a step: the logits of each are in memory
+N_GUIDED_MAX: Final = 16  # of them in a text with a grammar: masks after them must not take long
 
 LIKELY: Final = ("forced", "table", ("ngram", 2), ("ngram", 3))  # kinds that need no draft model
 
@@ -97,6 +98,8 @@ class Speculation:
         for ticket in tickets:
             # the last token of a text needs no guess: it ends anyway
             n = max(min(n_left, ticket.n_most - len(ticket.tokens) - 1), 0)
+            if ticket.matcher is not None:
+                n = min(n, N_GUIDED_MAX)
             draft = Draft(ticket.sent_left[:n], SENT)
             if draft.tokens:
                 draft = self._possible(ticket, draft, n, forces=False)
