@@ -5,6 +5,7 @@ Knows no Ray and no route.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -49,6 +50,13 @@ class Lease(NamedTuple):
     secret: str
 
 
+class Routed(NamedTuple):
+    """A decision of a router: the replica, and the router's name of the request."""
+
+    replica: str
+    key: str
+
+
 @dataclass(slots=True)
 class Call:
     """A request of a client.
@@ -59,6 +67,7 @@ class Call:
         fingerprint: of the replicas that may answer; "": all may.
         sent: the tokens of its stream that are known, if it may go on elsewhere; None: it may not.
         routed_to: the replicas that had it, the last one has it now. Routers avoid the others.
+        ended: requests before it whose replies have ended. Routers take them: Ray tells them later.
     """
 
     method: str
@@ -68,7 +77,8 @@ class Call:
     prompt: Request = Request()
     fingerprint: str = ""
     sent: Sequence[int] | None = None
-    routed_to: list[str] = field(default_factory=list)
+    routed_to: list[Routed] = field(default_factory=list)
+    ended: deque[Routed] = field(default_factory=deque)
 
 
 class Head(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ..base.errors import ClosedError, OverloadedError
 from ..base.log_output import LogParams, set_up_log
 from ..runtime.instance import Instance
 from .autoscaling import KV_USE
-from .calls import Call, Lease, LostError, Reply
+from .calls import Call, Lease, LostError, Reply, Routed
 from .coalescing import Coalescing
 from .direct import Connections, lost_text
 from .ingress import Ingress
@@ -123,6 +124,7 @@ class HandleTarget:
         self._prompts = Prompts(served)
         self._handle = handle
         self._connections = Connections()
+        self._ended = deque[Routed]()  # that no router knows of yet
         self._ending: set[asyncio.Task[None]] = set()  # of leases whose replies have ended
 
     def prompt(self, path: str, headers: Mapping[str, str], body: bytes) -> Request:
@@ -131,7 +133,7 @@ class HandleTarget:
 
     async def reply(self, call: Call) -> Reply:
         """See `Target.reply`."""
-        routed = replace(call, headers=(), body=b"", sent=None)
+        routed = replace(call, headers=(), body=b"", sent=None, ended=self._ended)
         leases = self._handle.options(stream=True).lend.remote(routed)
         watch: asyncio.Task[None] | None = None
         try:
@@ -146,9 +148,10 @@ class HandleTarget:
                 f"model {self.name}: no replica has taken the request within {WAIT_S:.0f} s"
             ) from None
         except LEASE_ERRORS as error:
-            who = call.routed_to[-1] if call.routed_to else "of this model"
+            who = call.routed_to[-1].replica if call.routed_to else "of this model"
             raise LostError(lost_text(who, error)) from None
         finally:
+            self._ended.extend(call.routed_to[-1:])
             ending = asyncio.create_task(_settle(leases, watch))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)

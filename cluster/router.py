@@ -18,7 +18,7 @@ from ray.serve.request_router import (
 )
 
 from ..model.kv_pages import PAGE_SIZE
-from .calls import Call
+from .calls import Call, Routed
 from .prefixes import numbers_of
 from .routing import Knowledge, News
 
@@ -51,18 +51,23 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # mypy does
         call = pending_request.args[0] if pending_request and pending_request.args else None
         if not isinstance(call, Call):
             return [candidate_replicas]
+        ids = {one.replica_id.unique_id: one.replica_id for one in candidate_replicas}
+        while call.ended:
+            ended = call.ended.popleft()
+            self._knowledge.ended(ids.get(ended.replica), ended.key)
         allowed = {
             one.replica_id: one
             for one in candidate_replicas
             if not call.fingerprint or one.replica_metadata.get("fingerprint") == call.fingerprint
         }
-        untried = [id for id in allowed if id.unique_id not in call.routed_to]
+        tried = {ids.get(routed.replica) for routed in call.routed_to}
+        untried = [id for id in allowed if id not in tried]
         choices = self._knowledge.choices(call.prompt, set(untried or allowed))
         if not choices:
             return []
-        key = pending_request.metadata.internal_request_id if pending_request else None
+        key = pending_request.metadata.internal_request_id if pending_request else ""
         self._knowledge.decided(call.prompt, choices[0], time.monotonic(), key)
-        call.routed_to.append(choices[0].id.unique_id)
+        call.routed_to.append(Routed(choices[0].id.unique_id, key))
         ranked = [choice.id for choice in choices]
         rest = [one for id, one in allowed.items() if id not in ranked]
         return [*([allowed[id]] for id in ranked), rest]
