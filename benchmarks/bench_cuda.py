@@ -30,7 +30,7 @@ from make_model import write_model
 from shapes import SHAPES
 
 from lamella.alloc import Buffer, Usage, alloc_tensors, tensor_set
-from lamella.base.settings import NO_MERGE
+from lamella.base.settings import CUDA_READS_RESULTS, NO_MERGE
 from lamella.graph import GGMLType, Graph, Tensor
 from lamella.kernels.cuda.backend import CudaBackend
 from lamella.kernels.cuda.device import CudaDevice
@@ -132,7 +132,8 @@ class Bench(Tensors):
         n = max(1, min(MOST_COPIES, 2 * COLD_BYTES // case.n_bytes))
         graph = Graph(*[case.build(self, i).set_output() for i in range(n)])
         self._place(graph.nodes, Usage.COMPUTE)
-        with NO_MERGE.set(True):  # copies are independent
+        # copies are independent, and nobody reads their results
+        with NO_MERGE.set(True), CUDA_READS_RESULTS.set(True):
             plan = self.backend.graph_plan_create(graph)
         work = lambda: self.backend.graph_plan_compute(plan)  # noqa: E731
         ms = milliseconds(self.device.gpu, self.backend.stream, work, trials)

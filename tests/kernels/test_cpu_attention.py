@@ -10,7 +10,6 @@ import cuda_run
 import numpy as np
 import pytest
 from attention_run import (
-    BF16,
     F16,
     F32,
     N_CELLS,
@@ -128,7 +127,7 @@ def test_a_plan_may_be_run_again_with_other_positions() -> None:
             assert (cpu_run.compute(alone)[0, 0] == data(node)[0, t]).all(), two
 
 
-def test_gpus_leave_keys_of_4_and_5_bits_to_the_cpu() -> None:
+def test_gpus_leave_keys_of_iq4_nl_to_the_cpu() -> None:
     for type in KV_TYPES:
         for node in (build(Shape(type_k=type)), build(Shape(type_v=type))):
-            assert cuda_run.supports(node) == (type in (F16, BF16, F32, Q8_0))
+            assert cuda_run.supports(node) == (type is not GGMLType.IQ4_NL)
