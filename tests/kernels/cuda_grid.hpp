@@ -7,7 +7,7 @@
 // clang++.
 //
 // cuda_grid.py compiles this file, followed by a kernel file in an unnamed namespace, so that
-// libraries share nothing but the room of `grid_run`. Knows no driver. Tested by
+// libraries share nothing but the rooms of `grid_run`. Knows no driver. Tested by
 // tests/kernels/test_cuda_grid.py.
 #pragma once
 
@@ -333,14 +333,15 @@ struct Signals {  // handles signals during its lifetime
     }
 };
 
-static bool begin(void **room) {
-    if (!*room) {
+static bool begin(void **rooms) {
+    void *&room = rooms[ROOM];
+    if (!room) {
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         void *at = mmap(nullptr, sizeof(Large), PROT_READ | PROT_WRITE, flags, -1, 0);
         if (at == MAP_FAILED) return false;
-        *room = at;
+        room = at;
     }
-    large = static_cast<Large *>(*room);
+    large = static_cast<Large *>(room);
     n_idle = n_fibers = 0;  // another library may have used their stacks
     shared_memory = large->shared_memory;
     threads = large->threads;
@@ -401,10 +402,10 @@ GRID_EXPORT int grid_has(const char *name) {
 }
 
 // Run a kernel. Return 0, or 1 with the error in `message`. Only one thread may call at a time, of
-// all libraries that share `room`: a pointer to their memory, null before the first call.
+// all libraries that share `rooms`: pointers to their memory, null before the first call.
 GRID_EXPORT int grid_run(const char *name, const unsigned *size, int block, size_t shared,
                          const void *params, int reverse, char *message, size_t message_size,
-                         void **room) {
+                         void **rooms) {
     grid::message[0] = 0;
     for (grid::kernel = grid::kernels; grid::kernel; grid::kernel = grid::kernel->next)
         if (strcmp(grid::kernel->name, name) == 0) break;
@@ -416,7 +417,7 @@ GRID_EXPORT int grid_run(const char *name, const unsigned *size, int block, size
     else if (shared > grid::MAX_SHARED)
         snprintf(grid::message, sizeof grid::message, "%s: %zu bytes of dynamic shared memory", name,
                  shared);
-    else if (!grid::begin(room))
+    else if (!grid::begin(rooms))
         snprintf(grid::message, sizeof grid::message, "no memory for emulated grids");
     else {
         gridDim = {size[0], size[1], size[2]};

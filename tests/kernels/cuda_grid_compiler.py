@@ -229,7 +229,7 @@ class Library:
         with _RUNNING:
             failed = self._library.grid_run(
                 name.encode(), size.ctypes.data, block, shared_memory, words.ctypes.data,
-                reverse, message, MESSAGE_BYTES, ctypes.byref(_ROOM),
+                reverse, message, MESSAGE_BYTES, _ROOMS,
             )  # fmt: skip
         if failed:
             raise BackendError(self._with_line(message.value.decode()))
@@ -247,4 +247,4 @@ class Library:
 _RUNNING: Final = Lock()  # held while a grid runs
 # of all libraries: stacks of threads, and guards between them. If each library had its own, a
 # process with many would reach the system's limit of mappings
-_ROOM: Final = ctypes.c_void_p()
+_ROOMS: Final = (ctypes.c_void_p * 2)()

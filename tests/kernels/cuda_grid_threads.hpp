@@ -55,6 +55,8 @@ typedef void (*Entry)();
 
 #if defined(__x86_64__) && !defined(GRID_PORTABLE)
 
+constexpr int ROOM = 0;  // of contexts of this kind
+
 struct Context {
     void *sp;
 };
@@ -96,6 +98,8 @@ GRID_COLD void prepare(Context &c, char *stack, Entry entry) {
 GRID_INLINE void change(Context &from, Context &to) { grid_switch(&from, &to); }
 
 #else
+
+constexpr int ROOM = 1;
 
 struct Context {
     ucontext_t start;
