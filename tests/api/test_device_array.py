@@ -6,6 +6,7 @@ import ctypes
 import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from cuda_grid import GridCompiler, GridDriver, has_compiler
 
 import lamella
 from lamella import ClosedError, RequestError
-from lamella.alloc.dlpack import n_live
 from lamella.kernels import devices
 from lamella.kernels.cuda.registry import open_cuda
 
@@ -69,17 +69,18 @@ def test_numpy_takes_logits_without_a_copy(model: lamella.Model) -> None:
 
 
 def test_memory_outlives_the_array_and_the_model(path: Path) -> None:
-    before = n_live()
     with lamella.load(path, n_ctx=64, devices=["none"]) as model:
         expected = model.logits(IDS)
-        view = np.from_dlpack(model.logits(IDS, device=True))
+        array = model.logits(IDS, device=True)
+        view, buffer = np.from_dlpack(array), weakref.ref(array._tensor.buffer)
+        del array
         others = [model.logits(IDS[::-1], device=True) for _ in range(3)]
     gc.collect()
     assert view.tobytes() == expected.tobytes() != others[0].numpy().tobytes()
-    assert n_live() == before + 1
+    assert buffer() is not None
     del view
     gc.collect()
-    assert n_live() == before
+    assert buffer() is None
 
 
 def test_what_cannot_be_exported(model: lamella.Model) -> None:
@@ -147,4 +148,6 @@ def test_a_gpu_s_array_can_be_copied_to_the_host(gpu_model: lamella.Model) -> No
         array.__dlpack__(dl_device=CPU, copy=False)
     with pytest.raises(BufferError):
         array.__dlpack__(copy=True)  # on the GPU
+    with pytest.raises((BufferError, RuntimeError), match="Unsupported device"):
+        np.from_dlpack(array)
     assert np.from_dlpack(array, device="cpu").tobytes() == gpu_model.logits([3]).tobytes()
