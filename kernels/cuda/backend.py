@@ -110,9 +110,10 @@ class CudaBackend(Backend):
     def graph_plan_create(self, graph: Graph) -> CapturedPlan:
         results = Results(graph, self._results)
         plan = self._compile(graph, results)
-        captured = self._captured(lambda: plan.launch(self.gpu, self.stream))
-        self.gpu.graph_upload(captured, self.stream)
-        return CapturedPlan(plan, self.gpu, captured, self.work, results)
+        graph_exec = self._captured(lambda: plan.launch(self.gpu, self.stream))
+        captured = CapturedPlan(plan, self.gpu, graph_exec, self.work, results)
+        self.gpu.graph_upload(graph_exec, self.stream)  # if that fails, the graph is freed
+        return captured
 
     def _captured(self, submit: Callable[[], None]) -> GraphExec:
         """The work that `submit` gives to the stream, as a graph."""

@@ -41,6 +41,7 @@ class Results:
             t: memory[begin : begin + t.nbytes]
             for t, begin in zip(self.tensors, begins, strict=False)
         }
+        self._shown: list[tuple[Tensor, CudaBuffer]] = []  # where: the graph may move later
 
     def address_of(self, tensor: Tensor) -> Address:
         """The address of a result's copy."""
@@ -49,12 +50,15 @@ class Results:
     def show(self) -> None:
         """Let reads of the results take the copies. The plan's next launch writes them."""
         for tensor, copy in self._copies.items():
-            _buffer(tensor).copies[tensor] = copy
+            buffer = _buffer(tensor)
+            buffer.copies[tensor] = copy
+            self._shown.append((tensor, buffer))
 
     def hide(self) -> None:
         """Let reads take the device's memory: another plan will write the copies."""
-        for tensor in self.tensors:
-            _buffer(tensor).copies.pop(tensor, None)
+        for tensor, buffer in self._shown:
+            buffer.copies.pop(tensor, None)
+        self._shown.clear()
 
 
 def results_of(graph: Graph) -> list[Tensor]:

@@ -12,13 +12,15 @@ from cuda_grid import GridCompiler, GridDriver, needs_compiler
 
 from lamella.alloc import HostBufferType, alloc_tensors, tensor_get, tensor_set
 from lamella.alloc.buffer import buffer_of, tensor_copy, tensor_read
-from lamella.base.errors import TensorAccessError
+from lamella.base.errors import BackendError, TensorAccessError
 from lamella.base.settings import CUDA_READS_RESULTS, NO_MERGE
 from lamella.graph import GGMLType, Graph, Tensor, ops
+from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.backend import CapturedPlan, CudaBackend
 from lamella.kernels.cuda.memory import CudaBuffer
 from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.results import FEW, RESULT_BYTES, results_of
+from lamella.sched import Scheduler
 
 F32 = GGMLType.F32
 N = 40
@@ -164,6 +166,44 @@ def test_the_memory_of_a_plan_that_is_gone(backend: CudaBackend) -> None:
     backend.free()
     assert isinstance(buffer := buffer_of(double.y), CudaBuffer)
     assert not buffer.copies and double.values == [14, 14 * N]
+
+
+@pytest.mark.parametrize("what", ["compute", "free"])
+def test_a_graph_that_has_no_place_any_more(backend: CudaBackend, what: str) -> None:
+    processor = CpuDevice(1).init_backend()
+    scheduler = Scheduler([backend, processor])
+    x = Tensor(F32, (N,)).set_input()
+    y = ops.scale(x, 2.0).set_output()
+    scheduler.set_tensor_backend(y, backend)
+    scheduled = scheduler.alloc_graph(graph := Graph(y))
+    tensor_set(x, np.full(N, 3, np.float32))
+    scheduler.graph_compute(scheduled)
+    assert set(tensor_get(y).view(np.float32)) == {6}
+    buffer = buffer_of(y)
+    assert isinstance(buffer, CudaBuffer) and y in buffer.copies
+    graph.restore()
+    if what == "compute":
+        double = Doubled(backend)
+        double.run(1)
+        assert double.values == [2, 2 * N]
+    else:
+        backend.free()
+    assert not buffer.copies
+    scheduler.free()
+    processor.free()
+
+
+def test_a_plan_that_cannot_be_uploaded_frees_its_graph(
+    backend: CudaBackend, driver: GridDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BackendError("no")
+
+    monkeypatch.setattr(driver.grid_gpus[0], "graph_upload", fail)
+    with pytest.raises(BackendError, match="no"):
+        Doubled(backend)
+    gc.collect()
+    assert driver.grid_gpus[0].live["graphs"] == 0
 
 
 def test_a_profile_shows_the_copies(backend: CudaBackend) -> None:
