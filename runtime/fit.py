@@ -54,7 +54,8 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
     plan = _plan_one(params, on_compile)
     if not (block or params.draft.draft_model):
         return plan
-    draft = _plan_one(draft_open_params(plan), on_compile, beside=plan, block=block)
+    draft_params = draft_open_params(plan, embd_offload=params.placement.embd_offload)
+    draft = _plan_one(draft_params, on_compile, beside=plan, block=block)
     if draft.has_states:
         raise UnsupportedModelError(
             f"{draft.path}: draft_model: its layers keep states, and a draft model goes back to "
@@ -62,13 +63,14 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         )
     if not draft.fits:  # leave it room
         plan = _plan_one(params, on_compile, beside=draft)
-        draft = _plan_one(draft_open_params(plan), on_compile, beside=plan, block=block)
+        draft_params = draft_open_params(plan, embd_offload=params.placement.embd_offload)
+        draft = _plan_one(draft_params, on_compile, beside=plan, block=block)
     return replace(plan, draft=draft)
 
 
-def draft_open_params(plan: ModelPlan) -> OpenParams:
+def draft_open_params(plan: ModelPlan, *, embd_offload: bool | None) -> OpenParams:
     """The options of the draft model, or of the block of the file, beside a planned model: as many
-    and as long texts.
+    and as long texts. `embd_offload` is not the plan's choice, but the one given for it.
 
     Raises:
         RequestError: an invalid option.
@@ -85,7 +87,7 @@ def draft_open_params(plan: ModelPlan) -> OpenParams:
             "n_cpu_moe": params.draft.draft_cpu_moe,
             "overrides": params.draft.draft_overrides,
             "op_offload": placement.op_offload,
-            "embd_offload": placement.embd_offload,
+            "embd_offload": embd_offload,
             "fit": placement.fit,
             "poll": placement.poll,
             "n_threads": n_threads,

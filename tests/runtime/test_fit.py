@@ -23,10 +23,11 @@ from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.gguf import open_gguf
+from lamella.model.params import FIT_TARGET
 from lamella.runtime import devices as lookup
 from lamella.runtime import trial
 from lamella.runtime.check import enforce
-from lamella.runtime.fit import CTX_STEP, plan_model
+from lamella.runtime.fit import CTX_STEP, MIB, plan_model
 from lamella.runtime.plan import (
     DevicePlan,
     MeasuredModel,
@@ -349,6 +350,24 @@ def test_embeddings_leave_a_gpu_that_gathers_first(
         assert not plan.is_reduced and plan.choice == ""
     plan = plan_of(deep, devices=(sim(on_gpu - 1),), fit_target=0, embd_offload=True)
     assert plan.n_gpu_layers < plan.n_layers and plan.fits  # what is set never changes
+
+
+def test_a_draft_model_has_its_own_choice_of_embeddings(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for both embeddings, those of the draft model leave the GPU, not its layers."""
+    monkeypatch.setattr(SimDevice, "gathers", True)
+    given = {"n_gpu_layers": -1, "draft_model": str(deep)}
+    both = plan_of(deep, devices=("sim",), **given)
+    assert both.draft is not None
+    needed = both.devices[0].needed + both.draft.devices[0].needed + FIT_TARGET * MIB
+    for lacking in (0, 1):
+        small = plan_of(deep, devices=(sim(needed - lacking),), **given)
+        assert small.draft is not None
+        plans = (small, small.draft)
+        assert all(plan.n_gpu_layers == plan.n_layers and plan.fits for plan in plans)
+        found = [plan.params.placement.embd_offload for plan in plans]
+        assert found == [True, not lacking]
 
 
 @pytest.mark.parametrize("n", [None, -1])
