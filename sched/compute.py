@@ -92,6 +92,8 @@ class Executor:
             self._recorder.end()
             self._drain()
             raise
+        finally:
+            self._write_late = None  # it may keep a graph and its plans
 
     def wait_inputs(self, graph: ScheduledGraph) -> None:
         """Wait for work of other graphs in the buffers of this graph's inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -112,3 +113,17 @@ def test_a_failed_run_is_not_recorded(world: World, monkeypatch: pytest.MonkeyPa
     assert not world.graph.recorded
     assert world.run(2) == 8
     assert world.run(3) == 12
+
+
+def test_what_writes_late_inputs_is_not_kept(world: World) -> None:
+    """It may keep a graph and its plans, after its context has been closed."""
+    for _ in range(2):  # recorded, and repeated
+        tensor_set(world.x, np.ones(N, np.float32))
+
+        def write_late() -> None:
+            pass
+
+        kept = weakref.ref(write_late)
+        world.scheduler.graph_compute(world.graph, write_late)
+        del write_late
+        assert kept() is None
