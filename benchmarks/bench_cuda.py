@@ -132,7 +132,7 @@ class Bench(Tensors):
         n = max(1, min(MOST_COPIES, 2 * COLD_BYTES // case.n_bytes))
         graph = Graph(*[case.build(self, i).set_output() for i in range(n)])
         self._place(graph.nodes, Usage.COMPUTE)
-        # copies are independent, and nobody reads their results
+        # copies are independent, and their results are not read
         with NO_MERGE.set(True), CUDA_READS_RESULTS.set(True):
             plan = self.backend.graph_plan_create(graph)
         work = lambda: self.backend.graph_plan_compute(plan)  # noqa: E731
