@@ -21,6 +21,7 @@ import numpy as np
 from ...alloc.buffer import Bytes, Usage, tensor_get, tensor_set
 from ...alloc.host import HostBuffer
 from ...base.errors import DeviceLostError
+from ...base.log import get_logger
 from ...graph.tensor import Tensor
 from .backend import RESULT, is_result
 from .failures import error_json
@@ -28,6 +29,8 @@ from .wire import Channel, Kind, Message, to_json
 
 if TYPE_CHECKING:
     from .worker import Worker
+
+log = get_logger("remote")
 
 SHORT_SECONDS: Final = 0.002  # work that takes no longer is short
 FAILURES: Final = Exception  # whatever a kernel raises is the driver's
@@ -119,6 +122,10 @@ class Stream:
                     return
             except DeviceLostError:
                 self._closed = True  # the driver is gone
+            except Exception as e:  # work that makes no sense: the thread must live for others
+                log.warning(f"{self._channel.name}: {type(e).__name__}: {e}: its work ends")
+                self._closed = True
+                self._channel.cut()
             if self._closed:
                 self._queue.clear()
                 if not self.ended.is_set():

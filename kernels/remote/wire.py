@@ -305,10 +305,14 @@ class Channel:
         except OSError:
             return True
 
-    def close(self) -> None:
-        """End the connection. Waiting threads get an error. A second call does nothing."""
+    def cut(self) -> None:
+        """End the connection. The thread that reads it notices, and closes it."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection. Waiting threads get an error. A second call does nothing."""
+        self.cut()
         self._sock.close()
 
 

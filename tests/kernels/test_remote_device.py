@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -370,6 +371,22 @@ def test_a_wrong_request_is_an_error(lent: Workers, cpu: CpuDevice, call: bytes)
     with pytest.raises(BackendError, match="ray:node1/CPU: "):
         control._ask(Kind.CALL, data=call)
     assert control.memory()[0] > 0
+
+
+@pytest.mark.parametrize("kind", [Kind.SEND, Kind.RECEIVE, Kind.PLAN, Kind.RUN, Kind.CALL])
+def test_wrong_work_ends_no_other_connection(lent: Workers, cpu: CpuDevice, kind: Kind) -> None:
+    device = lent.lend(cpu)
+    channel = device.control.open_stream()
+    channel.set_timeout(10)
+    channel.send(kind, 99, 99, 99, 99, 99, data=b"nonsense")
+    channel.send(Kind.SYNC)
+    with suppress(DeviceLostError):
+        channel.receive()
+    other = device.control.open_stream()
+    other.set_timeout(10)
+    other.send(Kind.SYNC)
+    assert other.receive().kind == Kind.DATA
+    assert device.control.memory()[0] > 0
 
 
 def test_many_handshakes_at_once(
