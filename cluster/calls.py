@@ -26,7 +26,7 @@ HOP: Final = frozenset(
         *("trailer", "transfer-encoding", "upgrade", "proxy-connection"),
     }
 )
-NOT_SENT: Final = HOP | {"host", "content-length", "content-encoding", "expect"}
+NOT_SENT: Final = HOP | {"content-length", "content-encoding", "expect"}
 NOT_RETURNED: Final = HOP | {"date", "server"}
 
 

@@ -6,18 +6,38 @@ Tested by tests/cluster/test_http.py and test_ray.py.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..server.config import ServerConfig
+from ..server.connections import N_HEAD_SECONDS
+from ..server.open_files import fit_to_files
 from ..server.request_ids import ID_HEADER, sane_request_id
+
+HTTP_LOG: Final = logging.getLogger("uvicorn.error")
 
 App = Callable[..., Awaitable[None]]  # of ASGI
 RAW_ID: Final = ID_HEADER.lower().encode()
+N_FILES: Final = 2  # of a connection: the second is to a replica
+N_HEAD_BYTES: Final = 512 * 1024  # of a request; more than one read has
+N_IDLE_SECONDS: Final = 75  # between requests; longer than most proxies keep connections: 60
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """False if a client disconnected, a reply is cut, or the second Ctrl-C ends all of them: uvicorn
+    logs a traceback for each."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, ConnectionError | asyncio.CancelledError)
+
+
+HTTP_LOG.addFilter(_is_unexpected)
 
 
 def with_ids(app: App) -> App:
@@ -41,6 +61,52 @@ def with_ids(app: App) -> App:
     return called
 
 
+class Protocol(HttpToolsProtocol):
+    """A connection that ends if the head of a request comes late, or is long."""
+
+    _n_head = 0  # bytes
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See uvicorn."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See uvicorn."""
+        self._have_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See uvicorn."""
+        super().data_received(data)
+        if self._late is None or self.transport.is_closing():
+            return
+        self._n_head += len(data)
+        if self._n_head > N_HEAD_BYTES:
+            self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        """See uvicorn."""
+        super().on_message_begin()
+        self._n_head = 0
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """See uvicorn."""
+        self._have_head()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(N_HEAD_SECONDS, self.timeout_keep_alive_handler)
+
+    def _have_head(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
 class HttpServer(uvicorn.Server):
     """Serves an ASGI application until `stop`. Signals are for its caller."""
 
@@ -52,14 +118,18 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 with_ids(app),
                 **(tls if config.ssl_cert_file else {}),  # type: ignore[arg-type]
+                http=Protocol,
+                timeout_keep_alive=N_IDLE_SECONDS,
                 lifespan="on",
                 ws="none",
                 log_config=None,
+                log_level=logging.ERROR,  # not of each client that speaks no HTTP
                 access_log=False,
                 proxy_headers=False,  # replicas know which addresses to believe
                 server_header=False,
                 headers=[("Server", "lamella")],
-                limit_concurrency=config.max_connections,
+                # it counts the new one
+                limit_concurrency=1 + fit_to_files(config.max_connections, N_FILES),
                 timeout_graceful_shutdown=config.drain,
             )
         )

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, quote
 
@@ -22,13 +23,16 @@ from aiohttp import web
 from ..base.errors import LamellaError, OverloadedError, RequestError
 from ..base.log import get_logger
 from ..base.nesting import limited_nesting
-from ..base.units import size_text
+from ..server.bodies import N_BYTES_MOST
 from ..server.broken_streams import EVENTS, LINES, failure_of
 from ..server.clients import ADDRESS_HEADER, OWN_PREFIX
+from ..server.config import ServerConfig
 from ..server.http_errors import error_response
+from ..server.origins import check_host
 from ..server.request_ids import ID_HEADER, sane_request_id
 from ..server.router.body import model_in, value_at
 from ..server.router.metrics import merged
+from .bodies import IDENTITY, Bodies, Receive
 from .calls import FINGERPRINT_HEADER, NOT_SENT, Call, Head, Headers, LostError, Reply
 from .routing import Request
 from .streams import PassedBytes, Resumed
@@ -36,15 +40,15 @@ from .streams import PassedBytes, Resumed
 log = get_logger("cluster")
 
 Scope = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 N_ATTEMPTS: Final = 3
-N_BODY: Final = 64 * 1024**2  # bytes, or --max-body; replicas have limits of their own
+N_BODY: Final = N_BYTES_MOST  # or --max-body; replicas have limits of their own
 RESUME_S: Final = 30.0  # the longest time until another replica goes on with a stream
 # the ingress knows the length, and its HTTP server adds the id of the request
 NOT_PASSED: Final = frozenset({"content-length", ID_HEADER.lower(), FINGERPRINT_HEADER.lower()})
 UNAVAILABLE: Final = (503, 529)
+WITHOUT_BODY: Final = (204, 304)  # such replies have no length either
 
 # what has its place in one replica, which a request cannot name
 ONE_PLACE: Final = (
@@ -106,10 +110,14 @@ class Asked:
 class Ingress:
     """Answers the requests to some models."""
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[Target], config: ServerConfig | None = None) -> None:
+        """`config`: of the HTTP server before it; None: that has other limits, and other addresses
+        than the models' options say."""
+        self._config = config
         self._targets = {target.name: target for target in targets}
         self._first = targets[0]
-        self._n_body = max(N_BODY, *(target.n_body_max for target in targets))
+        n_body = max(N_BODY, *(target.n_body_max for target in targets))
+        self._bodies = Bodies(n_body, 0 if config is None else config.timeout)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an ASGI request."""
@@ -123,7 +131,11 @@ class Ingress:
         path = scope["path"].removeprefix(self._first.prefix)
         task, gone = asyncio.current_task(), None
         try:
-            body = await _body(receive, self._n_body)
+            if self._config is not None and "host" in headers:
+                check_host(headers["host"], self._config)
+            body = await self._bodies.read(receive, _client(scope))
+            if body is None:
+                return  # the client is disconnected
             gone = asyncio.create_task(_gone(receive, task))
             # a long body takes time
             asked = await asyncio.to_thread(self._asked, scope, headers, path, id, body)
@@ -135,31 +147,37 @@ class Ingress:
                 await _Passing(asked, send).run()
         except (LamellaError, web.HTTPException) as error:
             await _send_error(send, error, path, id)
+        except asyncio.CancelledError:
+            if gone is None or not gone.done() or task is None or task.uncancel():
+                raise  # of another cause
         finally:
             if gone is not None:
                 gone.cancel()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        kind = ""
-        while kind != "lifespan.shutdown":
-            kind = (await receive())["type"]
-            if kind == "lifespan.shutdown":
-                for target in self._targets.values():
-                    await target.close()
-            await send({"type": f"{kind}.complete"})
+        with suppress(asyncio.CancelledError):  # the second Ctrl-C
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        for target in self._targets.values():
+            await target.close()
+        await send({"type": "lifespan.shutdown.complete"})
 
     def _asked(
         self, scope: Scope, headers: Mapping[str, str], path: str, id: str, body: bytes
     ) -> Asked:
         """Read a request. Raises RequestError, HTTPException."""
         method, raw_query = scope["method"], _query(scope)
+        raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
+        if not raw_path.startswith(b"/"):
+            raise web.HTTPBadRequest(text=f"the path {path:.200} must begin with /")
+        body = self._bodies.decoded(body, headers.get("content-encoding", IDENTITY))
         _check_place(method, path, body)
         target = self._target(body if method == "POST" else b"", raw_query)
         wants, body = _resume(path, body) if value_at(body, b"resume") >= 0 else (False, body)
         prompt = Request()
         if method == "POST":
             prompt = target.prompt(path, headers, body)
-        raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
         full = raw_path.decode("latin-1").partition("?")[0] + (raw_query and f"?{raw_query}")
         call = Call(method, full, _passed(scope, id), body, prompt, sent=() if wants else None)
         return Asked(path, id, call, target, wants)
@@ -203,6 +221,10 @@ class Ingress:
         await _send_whole(send, head.status, head.headers, body)
 
 
+class NoneEqualError(LostError):
+    """No other replica can go on with a stream."""
+
+
 class _Passing:
     """Passes a request on until a replica has answered it."""
 
@@ -226,7 +248,8 @@ class _Passing:
                     continue
                 if not self._has_begun or head is None:
                     raise
-                if self._resumed is None or head.content_type != EVENTS or not n_left:
+                is_over = not n_left or isinstance(error, NoneEqualError)
+                if self._resumed is None or head.content_type != EVENTS or is_over:
                     await self._break_off(head, error)
                     return
                 self._resumed.begin_again()
@@ -242,7 +265,8 @@ class _Passing:
         async with aclosing(self._items()) as items:
             async for item in items:
                 if isinstance(item, Head):
-                    if item.status in UNAVAILABLE and not is_final:
+                    is_loss = item.status in UNAVAILABLE and not is_final
+                    if is_loss or (self._has_begun and item.status != HTTPStatus.OK):
                         raise LostError(f"a replica has answered with status {item.status}")
                     if not self._has_begun:
                         self._head = item
@@ -265,7 +289,7 @@ class _Passing:
                     async with asyncio.timeout(RESUME_S):
                         first = await anext(reply)
                 except (TimeoutError, StopAsyncIteration, OverloadedError):
-                    raise LostError("no equal replica goes on with the stream") from None
+                    raise NoneEqualError("no equal replica goes on with the stream") from None
                 yield first
             async for item in reply:
                 yield item
@@ -281,14 +305,16 @@ class _Passing:
         """Send the head, once. `n_bytes`: of the body, if it is known."""
         if self._has_begun:
             return
-        assert self._head is not None, "a reply begins with its head"
+        head = self._head
+        assert head is not None, "a reply begins with its head"
         self._has_begun = True
-        headers = [
-            (name, value) for name, value in self._head.headers if name.lower() not in NOT_PASSED
-        ]
-        if n_bytes is not None:
-            headers.append(("Content-Length", str(n_bytes)))
-        await self._send(_start(self._head.status, headers))
+        headers = [(name, value) for name, value in head.headers if name.lower() not in NOT_PASSED]
+        length = "" if n_bytes is None else str(n_bytes)
+        if self._asked.call.method == "HEAD":
+            length = head.get("Content-Length")  # that of the body that GET would get
+        if length and head.status not in WITHOUT_BODY:
+            headers.append(("Content-Length", length))
+        await self._send(_start(head.status, headers))
 
     async def _break_off(self, head: Head, error: LostError) -> None:
         """End a stream with an error event, or line. A reply that is no stream is cut."""
@@ -356,35 +382,24 @@ def _check_repeatable(path: str, body: Mapping[str, Any]) -> None:
 
 def _passed(scope: Scope, id: str) -> list[tuple[str, str]]:
     """The headers for the replica: the client's, its address and the request's id."""
-    client = scope.get("client") or ("",)
-    own = [(ADDRESS_HEADER, quote(str(client[0]))), (ID_HEADER, id)]
+    own = [(ADDRESS_HEADER, quote(_client(scope))), (ID_HEADER, id)]
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         lower = name.lower()
         is_ours = lower.startswith(OWN_PREFIX.lower()) or lower == ID_HEADER.lower()
-        if lower not in NOT_SENT - {"content-encoding"} and not is_ours and value.isascii():
+        if lower not in NOT_SENT and not is_ours and value.isascii():
             own.append((name, value))
     return own
+
+
+def _client(scope: Scope) -> str:
+    """The address of the client; "" if it is not known."""
+    return str((scope.get("client") or ("",))[0])
 
 
 def _query(scope: Scope) -> str:
     found: bytes = scope.get("query_string", b"")
     return found.decode("latin-1")
-
-
-async def _body(receive: Receive, n_max: int) -> bytes:
-    """The body of a request. Raises HTTPRequestEntityTooLarge, ConnectionError."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the client is disconnected")
-        body += message.get("body", b"")
-        if len(body) > n_max:
-            text = f"the body has more than {size_text(n_max)}"
-            raise web.HTTPRequestEntityTooLarge(n_max, len(body), text=text)
-        if not message.get("more_body", False):
-            return bytes(body)
 
 
 async def _gone(receive: Receive, task: asyncio.Task[Any] | None) -> None:

@@ -64,7 +64,7 @@ def run_service(served: Served, cluster: ClusterConfig, listener: socket.socket)
     try:
         handle = _start(name, ModelReplicas(served=served, replicas=cluster.replicas))
         if wait_running(partial(_status, name), stop):
-            ingress = Ingress([HandleTarget(served, handle)])
+            ingress = Ingress([HandleTarget(served, handle)], served.config)
             found = " and ".join(urls([listener.getsockname()], served.config))
             announce = partial(log.info, "listening on %s", found)
             servers.append(HttpServer(ingress, served.config, announce))
@@ -84,7 +84,7 @@ def _start(name: str, model: ModelReplicas) -> DeploymentHandle[Any]:
     try:
         (replicas,) = deployments([model])
         serve.start(proxy_location=ProxyLocation.Disabled, logging_config=QUIET)
-        target = serve.RunTarget(replicas, name, None)
+        target = serve.RunTarget(replicas, name, None, QUIET)
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
     except RuntimeError as error:
         raise UnavailableError(f"Ray Serve cannot start: {_last_line(error)}") from None

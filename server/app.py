@@ -54,7 +54,7 @@ from .listening import listen, urls
 from .metered import Metered
 from .metrics import Metrics
 from .ollama import routes as ollama
-from .origins import check_origin
+from .origins import check_host, check_origin
 from .otel import Traces
 from .pace import Kind
 from .page import index, static_file
@@ -346,6 +346,10 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     model loads, and later those without a valid key. While the server stops, it refuses new work.
     """
     state = request.app[STATE]
+    is_tcp = not isinstance(request.get_extra_info("sockname"), str)  # a page opens no unix socket
+    # HTTP/1.0 may have no host; browsers send it. A replica's ingress has checked it
+    if is_tcp and state.role is not Role.REPLICA and "Host" in request.headers:
+        check_host(request.headers["Host"], state.config)
     check_origin(request, state.config)
     if request.method == "OPTIONS":
         return preflight(request, state.config)

@@ -26,23 +26,30 @@ LOCAL: Final = "localhost"
 N_SHOWN: Final = 100  # characters of a header in an error
 
 
-def check_origin(request: web.Request, config: ServerConfig) -> None:
-    """Check the headers `Host` and `Origin`.
+def check_host(host: str, config: ServerConfig) -> None:
+    """Check the header `Host` of a request over TCP.
 
     Raises:
-        HTTPForbidden: one of them is not allowed.
+        HTTPForbidden: it is no name of this machine, and the server listens on no other addresses.
     """
-    host = request.headers.get("Host", "")  # HTTP/1.0 may have none; browsers send it
-    if ALL in config.cors_origins:
-        return
-    is_tcp = not isinstance(request.get_extra_info("sockname"), str)  # a page opens no unix socket
-    is_named = "Host" in request.headers and is_tcp
-    if is_named and is_loopback(config.hosts) and not _is_own_name(host, config.cors_origins):
+    allowed = config.cors_origins
+    if ALL not in allowed and is_loopback(config.hosts) and not _is_own_name(host, allowed):
         raise web.HTTPForbidden(
             text=f"the host {host[:N_SHOWN]!r} is not a name of this machine's loopback addresses, "
             "and the server listens on no others: use localhost, or add the origin of a proxy to "
             "--cors-origins"
         )
+
+
+def check_origin(request: web.Request, config: ServerConfig) -> None:
+    """Check the header `Origin`.
+
+    Raises:
+        HTTPForbidden: its page may not call this server.
+    """
+    if ALL in config.cors_origins:
+        return
+    host = request.headers.get("Host", "")
     for origin in request.headers.getall("Origin", ()):
         if not (_is_same(origin, host) or is_allowed(origin, config.cors_origins)):
             raise web.HTTPForbidden(

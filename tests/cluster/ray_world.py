@@ -240,7 +240,7 @@ def _front(args: Mapping[str, Any], port: int) -> Any:
     handle = serve.get_deployment_handle(served.name, "default")  # Serve's name of the application
     config = served.config.change(port=port)
     ready = threading.Event()
-    front = HttpServer(Ingress([HandleTarget(served, handle)]), config, ready.set)
+    front = HttpServer(Ingress([HandleTarget(served, handle)], config), config, ready.set)
     begin(partial(front.serve_on, bound(config)), "front")
     assert ready.wait(60), "it listens"
     return front

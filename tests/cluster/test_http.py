@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from lamella.server.listening import bound
 
 pytest.importorskip("uvicorn", reason="ray is not installed: lamella[ray]")
 
+from lamella.cluster import http as own_http
 from lamella.cluster.http import HttpServer
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -65,6 +67,48 @@ def test_a_reply_passes_as_it_comes() -> None:
         assert reply.read() == b"two"
 
 
+def test_as_many_connections_as_the_option_says() -> None:
+    with (
+        serving(max_connections=1) as (_, port, _),
+        closing(http.client.HTTPConnection("127.0.0.1", port)) as one,
+        closing(http.client.HTTPConnection("127.0.0.1", port)) as two,
+    ):
+        one.request("GET", "/")
+        assert one.getresponse().status == 200
+        two.request("GET", "/")
+        assert two.getresponse().status == 503
+
+
+def _rest_of(port: int, begin: bytes, more: bytes = b"") -> bytes:
+    """What the server sends to a client until it disconnects."""
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        found = b""
+        try:
+            client.sendall(begin)
+            while more:
+                client.sendall(more)
+                time.sleep(0.02)
+        except OSError:
+            pass
+        try:
+            while part := client.recv(1000):
+                found += part
+        except ConnectionError:
+            pass
+        return found
+
+
+def test_late_and_long_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_http, "N_HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(own_http, "N_HEAD_BYTES", 1000)
+    with serving() as (_, port, _):
+        assert _rest_of(port, b"") == b""
+        assert _rest_of(port, b"GET / HTTP/1.1\r\n", b"a: b\r\n") == b""
+        assert _rest_of(port, b"GET / HTTP/1.1\r\na: " + b"b" * 1000).startswith(b"HTTP/1.1 400")
+        good = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+        assert b"two" in _rest_of(port, good)  # a reply may take longer
+
+
 def test_stopping_waits_for_replies() -> None:
     with serving() as (server, port, served):
         with closing(http.client.HTTPConnection("127.0.0.1", port)) as one:
@@ -75,7 +119,7 @@ def test_stopping_waits_for_replies() -> None:
         served.result(10)
 
 
-def test_the_second_stop_does_not_wait() -> None:
+def test_the_second_stop_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     with (
         serving() as (server, port, served),
         closing(http.client.HTTPConnection("127.0.0.1", port)) as one,
@@ -85,6 +129,7 @@ def test_the_second_stop_does_not_wait() -> None:
         server.stop()
         server.stop()
         served.result(10)
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(("given", "is_kept"), [("mine", True), ("not mine", False)])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from lamella.base.errors import OverloadedError
-from lamella.cluster import ingress
+from lamella.base.errors import ClientLimitError, OverloadedError
+from lamella.cluster import bodies, ingress
+from lamella.cluster.bodies import Bodies
 from lamella.cluster.calls import FINGERPRINT_HEADER, Call, Head, LostError
 from lamella.cluster.ingress import Ingress
 from lamella.cluster.routing import Request
+from lamella.server.config import ServerConfig
 
 Item = Head | bytes | Exception
 JSON = Head(200, [("Content-Type", "application/json")])
@@ -76,9 +81,10 @@ def ask(
     method: str = "POST",
     query: str = "",
     headers: Sequence[tuple[bytes, bytes]] = (),
+    config: ServerConfig | None = None,
 ) -> Answer:
     raw = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
-    return asyncio.run(_ask(Ingress(targets), path, raw, method, query, headers))
+    return asyncio.run(_ask(Ingress(targets, config), path, raw, method, query, headers))
 
 
 async def _ask(
@@ -124,7 +130,34 @@ def test_a_request_is_passed_on_and_its_reply_back() -> None:
     names = {name.lower(): value for name, value in call.headers}
     assert names["authorization"] == "Bearer k"
     assert names["x-lamella-address"] == "10.1.2.3"
-    assert not {"x-lamella-key", "host"} & set(names)
+    assert names["host"] == "h"
+    assert "x-lamella-key" not in names
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [(b"page.example", 403), (b"", 403), (b"localhost:8080", 200), (b"127.0.0.1", 200)],
+)
+def test_names_of_a_server_on_loopback(host: bytes, status: int) -> None:
+    """A page may have given its own name the address 127.0.0.1."""
+    target = Script([JSON, b"{}"])
+    headers, config = [(b"host", host)], ServerConfig(cors_origins=())
+    assert ask(target, method="GET", headers=headers, config=config).status == status
+    assert len(target.calls) == (status == 200)
+    everywhere = config.change(host="0.0.0.0")
+    assert ask(Script([JSON]), method="GET", headers=headers, config=everywhere).status == 200
+
+
+def test_a_path_is_a_path() -> None:
+    found = ask(Script(), method="OPTIONS", path="*")
+    assert (found.status, "must begin with /" in found.json()["error"]["message"]) == (400, True)
+
+
+def test_lengths_of_replies_without_a_body() -> None:
+    long = Head(200, [("Content-Length", "99"), ("Content-Type", "text/html")])
+    assert ask(Script([long]), method="HEAD", path="/").headers["content-length"] == "99"
+    assert "content-length" not in ask(Script([Head(204, [])]), method="OPTIONS").headers
+    assert ask(Script([Head(200, [])]), method="OPTIONS").headers["content-length"] == "0"
 
 
 def test_a_stream_is_passed_on_in_whole_events() -> None:
@@ -198,6 +231,15 @@ def test_a_replica_that_writes_less_does_not_go_on() -> None:
     found = ask(target, body={"stream": True, "resume": True})
     assert found.body.startswith(event("a") + event("b") + b'data: {"error"')
     assert b"has not generated the same stream" in found.body
+
+
+def test_another_status_is_no_part_of_a_stream() -> None:
+    ping: Sequence[Item] = (STREAM, b":\n\n", LOST)
+    full: Sequence[Item] = (Head(429, [("Content-Type", "application/json")]), b"{}")
+    target = Script(ping, full, full)
+    found = ask(target, body={"stream": True, "resume": True})
+    assert found.body.startswith(b':\n\ndata: {"error"')
+    assert b"a replica has answered with status 429" in found.body
 
 
 def test_without_resume_no_tokens_are_told() -> None:
@@ -310,16 +352,105 @@ def test_long_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(target, body=b" " * 11).status == 200
 
 
+@pytest.mark.parametrize(
+    ("encoding", "encode"), [(b"gzip", gzip.compress), (b"Deflate", zlib.compress)]
+)
+def test_encoded_bodies(encoding: bytes, encode: Callable[[bytes], bytes]) -> None:
+    """The ingress looks into them, and passes plain ones on."""
+    one, two = Script(name="one"), Script([STREAM, event("a")], name="two")
+    body = encode(json.dumps({"model": "two", "resume": True}).encode())
+    assert ask(one, two, body=body, headers=[(b"content-encoding", encoding)]).status == 200
+    assert json.loads(two.calls[0].body)["model"] == "two"
+    assert "content-encoding" not in dict(two.calls[0].headers)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        (b"gzip", b"{}", 400),
+        (b"gzip", gzip.compress(b"{}")[:-3], 400),
+        (b"gzip", gzip.compress(b"{}") + b"more", 400),
+        (b"gzip", gzip.compress(bytes(ingress.N_BODY + 1)), 413),
+        (b"br", b"{}", 415),
+    ],
+    ids=["plain", "short", "more", "long", "unknown"],
+)
+def test_invalid_encodings(encoding: bytes, body: bytes, status: int) -> None:
+    found = ask(Script(), body=body, headers=[(b"content-encoding", encoding)])
+    assert found.status == status
+
+
+def test_a_late_body() -> None:
+    async def never() -> Mapping[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    with pytest.raises(web.HTTPRequestTimeout):
+        asyncio.run(Bodies(10, 0.01).read(never, "10.0.0.1"))
+
+
+def test_bodies_that_have_not_arrived_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client with most of them loses one."""
+    monkeypatch.setattr(bodies, "N_MIB_BODIES", 0)
+    monkeypatch.setattr(bodies, "N_LONGEST", 1)
+
+    async def work() -> None:
+        reader, more = Bodies(100, 10), asyncio.Event()
+
+        async def slow() -> Mapping[str, Any]:
+            if not more.is_set():
+                more.set()
+                return {"type": "http.request", "body": bytes(60), "more_body": True}
+            await asyncio.Event().wait()
+            return {}
+
+        async def whole() -> Mapping[str, Any]:
+            return {"type": "http.request", "body": bytes(50)}
+
+        slower = asyncio.create_task(reader.read(slow, "10.0.0.1"))
+        await more.wait()
+        await asyncio.sleep(0)
+        with pytest.raises(ClientLimitError):
+            await reader.read(whole, "10.0.0.1")
+        assert await reader.read(whole, "10.0.0.2") == bytes(50)
+        with pytest.raises(OverloadedError):
+            await slower
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("n_messages", [0, 1])
+def test_a_client_that_disconnects_is_no_error(n_messages: int) -> None:
+    """Its HTTP server would log a traceback."""
+
+    class Slow(Script):
+        async def reply(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+            yield STREAM
+            await asyncio.Event().wait()
+
+    begin: Mapping[str, Any] = {"type": "http.request", "body": b"{}"}
+    messages: list[Mapping[str, Any]] = [*[begin] * n_messages, {"type": "http.disconnect"}]
+
+    async def receive() -> Mapping[str, Any]:
+        return messages.pop(0)
+
+    async def send(_: Mapping[str, Any]) -> None:
+        raise AssertionError("nobody reads")
+
+    scope = {"type": "http", "method": "POST", "path": "/completion", "headers": []}
+    asyncio.run(asyncio.wait_for(Ingress([Slow()])(scope, receive, send), 10))
+
+
 def test_a_model_without_replicas() -> None:
     full = OverloadedError("model tiny: no replica has taken the request within 30 s")
-    target = Script([full], [STREAM, event("a"), LOST], [full], [full])
+    target = Script([full], [STREAM, event("a"), LOST], [full])
     found = ask(target)
     assert found.status == 503
     assert found.headers["retry-after"]
     assert "model tiny" in found.json()["error"]["message"]
     broken = ask(target, body={"stream": True, "resume": True})
     assert b"no equal replica goes on with the stream" in broken.body
-    assert len(target.calls) == 4
+    assert len(target.calls) == 3
 
 
 def test_several_models() -> None:
