@@ -170,13 +170,14 @@ class Replica:
         return found.render()
 
     def fingerprint(self) -> str:
-        """Equal in replicas that generate the same texts: the same weights, version, kernels,
-        instruction set and placement. The first call reads the model's file."""
+        """Equal in replicas that generate the same texts: the same weights, options, version,
+        kernels, instruction set and placement. The first call reads the model's file."""
         model = self.state.model
         if not isinstance(model, Instance):
             return ""
         identity = keys_identity(model.context, model.params)
-        text = repr((SYSTEM_FINGERPRINT, sorted(identity.items()), sorted(model.defaults.items())))
+        options = self._served.params, sorted(model.defaults.items())
+        text = repr((SYSTEM_FINGERPRINT, sorted(identity.items()), options))
         self._fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
         return self._fingerprint
 

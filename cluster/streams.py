@@ -19,7 +19,7 @@ from ..server.sent_tokens import tokens_in
 
 N_WHOLE: Final = 4 * 1024**2  # bytes of a reply that is kept until it is whole
 # what differs in equal replies: ids and times of their begin
-_MARKS: Final = re.compile(rb'"(?:id|created|created_at)":("[^"]+"|\d+)')
+_MARKS: Final = re.compile(rb'"(?:id|call_id|created|created_at)":("[^"]+"|\d+)')
 PINGS: Final = (b":", b"event: ping\n")  # begins of events that say only that the stream lives
 
 
@@ -62,11 +62,12 @@ class Resumed:
         self._n_left_out = 0  # events of the new replica that the client has, so far
         self._marks: dict[bytes, None] = {}  # those that the client has, in their order
         self._new_marks: dict[bytes, None] = {}  # those of the new replica instead
+        self._other_marks: list[tuple[bytes, bytes]] = []  # pairs of them that differ
 
     def begin_again(self) -> None:
         """The following events are of another replica."""
         self._n_left_out = self._n_tokens = 0
-        self._new_marks = {}
+        self._new_marks, self._other_marks = {}, []
 
     @property
     def is_behind(self) -> bool:
@@ -87,6 +88,9 @@ class Resumed:
             self._n_left_out += 1
             if self._n_left_out <= self.n_passed:
                 self._new_marks.update(dict.fromkeys(_MARKS.findall(event)))
+                if not self.is_behind:
+                    pairs = zip(self._new_marks, self._marks, strict=False)
+                    self._other_marks = [(new, old) for new, old in pairs if new != old]
                 continue
             known = self._with_old_marks(event)
             self._marks.update(dict.fromkeys(_MARKS.findall(known)))
@@ -102,7 +106,6 @@ class Resumed:
 
     def _with_old_marks(self, event: bytes) -> bytes:
         """An event of the new replica with the ids that the client knows."""
-        for new, old in zip(self._new_marks, self._marks, strict=False):
-            if new != old:
-                event = event.replace(new, old)
+        for new, old in self._other_marks:
+            event = event.replace(new, old)
         return event

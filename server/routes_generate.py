@@ -243,6 +243,10 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
         raise
     except asyncio.CancelledError:
         stopping = request.app[STATE].running.cancelled_error()
+        if replies.tells_tokens:  # the stream goes on elsewhere: it does not end here
+            if request.transport is not None:
+                request.transport.close()
+            raise ConnectionResetError(str(stopping)) from None
         await send(failure_bytes(request, replies, stopping))
     except Exception as error:
         await send(failure_bytes(request, replies, error))

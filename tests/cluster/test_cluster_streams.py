@@ -98,6 +98,17 @@ def test_ids_of_later_events_stay() -> None:
     assert resumed.add(item("two", "msg-c")) == item("two", "msg-a")
 
 
+def test_a_call_has_one_id() -> None:
+    def call(kind: str, id: str) -> bytes:
+        name = id.encode()
+        return b'data: {"%s":{"id":"fc_%s","call_id":"call_%s"}}\n\n' % (kind.encode(), name, name)
+
+    resumed = Resumed()
+    assert resumed.add(call("added", "a")) == call("added", "a")
+    resumed.begin_again()
+    assert resumed.add(call("added", "b") + call("done", "b")) == call("done", "a")
+
+
 @pytest.mark.parametrize(
     ("path", "kind", "begin"),
     [

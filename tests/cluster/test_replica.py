@@ -12,7 +12,7 @@ import replica_world
 from replica_world import answer, call, reply_of
 
 from lamella.base.errors import ClosedError, ModelFileError
-from lamella.cluster.calls import FINGERPRINT_HEADER, REPLICA_HEADER
+from lamella.cluster.calls import FINGERPRINT_HEADER, REPLICA_HEADER, Call, LostError
 from lamella.cluster.prefixes import numbers_of, page_numbers
 from lamella.cluster.prompts import Prompts
 from lamella.cluster.replica import Replica
@@ -63,9 +63,11 @@ def test_fingerprints() -> None:
     async def fingerprint(replica: Replica) -> str:
         return replica.fingerprint()
 
-    params = PARAMS.change(type_k="q8_0")
-    found = [run(fingerprint), run(fingerprint), run(fingerprint, Served(name="x", params=params))]
-    assert found[0] == found[1] != found[2]
+    others = PARAMS.change(type_k="q8_0"), PARAMS.change(chat_template="chatml")
+    found = [run(fingerprint), run(fingerprint)]
+    found += [run(fingerprint, Served(name="x", params=params)) for params in others]
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
 
 
 def test_the_server_checks_keys_and_sees_the_client() -> None:
@@ -99,6 +101,48 @@ def test_closing_waits_for_running_requests() -> None:
         return b"".join(item for item in rest if isinstance(item, bytes))
 
     assert asyncio.run(work()).endswith(b"data: [DONE]\n\n")
+
+
+def test_a_stream_that_may_go_on_elsewhere_breaks_off_with_its_replica() -> None:
+    """Others end with the news."""
+    served = Served(name="tiny", params=PARAMS, config=ServerConfig.make({"drain": 0}))
+    body = {**BODY, "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+    async def rest_of(replica: Replica, asked: Call) -> bytes:
+        items = aiter(reply_of(replica, asked))
+        await anext(items)
+        await anext(items)
+        closing = asyncio.create_task(replica.close())
+        try:
+            return b"".join([item async for item in items if isinstance(item, bytes)])
+        finally:
+            await closing
+
+    async def work() -> None:
+        for sent in (None, ()):
+            replica = Replica(served, "r1")
+            await replica.start()
+            asked = call("/v1/completions", body)
+            asked.sent = sent
+            if sent is None:
+                assert b"the server is stopping" in await rest_of(replica, asked)
+                continue
+            with pytest.raises(LostError):
+                await rest_of(replica, asked)
+
+    asyncio.run(work())
+
+
+def test_pages_that_may_call() -> None:
+    """A replica sees the name that the client has for the server."""
+
+    async def work(replica: Replica) -> None:
+        own = {"Host": "box.lan:8080", "Origin": "http://box.lan:8080"}
+        assert (await answer(replica, call("/v1/completions", BODY, **own)))[0].status == 200
+        other = {**own, "Origin": "http://page.example"}
+        assert (await answer(replica, call("/v1/completions", BODY, **other)))[0].status == 403
+
+    run(work)
 
 
 def test_a_closed_replica_answers_nothing() -> None:
