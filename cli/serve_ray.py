@@ -47,8 +47,9 @@ def serve_ray(
     if importlib.util.find_spec("ray") is None:
         raise RequestError(f"--ray needs packages that are not installed: {INSTALL}")
     served.opened_params(header_only=True)  # no such model: an error before Ray starts
-    from ..server.listening import bound  # noqa: PLC0415 - slow, and not on all systems
+    from ..server.listening import bound, tls_context  # noqa: PLC0415 - slow, and not on all systems
 
+    tls_context(config)  # invalid files: an error before Ray starts
     with bound(config) as listener:
         from ..cluster.service import run_service  # noqa: PLC0415 - needs Ray, is slow to import
 

@@ -31,8 +31,8 @@ N_IDLE_SECONDS: Final = 75  # between requests; longer than most proxies keep co
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """False if a client disconnected, a reply is cut, or the second Ctrl-C ends all of them: uvicorn
-    logs a traceback for each."""
+    """False if a client disconnected, a reply is cut, or the second Ctrl-C ends it: uvicorn logs a
+    traceback for each."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | asyncio.CancelledError)
 

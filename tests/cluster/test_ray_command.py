@@ -31,6 +31,8 @@ pytestmark = pytest.mark.skipif(
         (["--ray", "--host", "a.sock"], "--host is a.sock: with --ray it must be one address"),
         (["--ray", "--host", "127.0.0.1,::1"], "with --ray it must be one address"),
         (["--ray", "-m", "none.gguf"], "none.gguf"),
+        (["--ray", "--ssl-key-file", "key.pem"], "--ssl-cert-file is missing"),
+        (["--ray", "--ssl-cert-file", "a.pem", "--ssl-key-file", "b.pem"], "a.pem: No such file"),
     ],
 )
 def test_what_the_command_refuses(
