@@ -17,6 +17,7 @@ from ...base.errors import (
     BackendError,
     CancelledError,
     ClosedError,
+    DeviceLostError,
     LamellaError,
     RequestError,
 )
@@ -469,8 +470,9 @@ class Runner:
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
         self._pulse.failed(error)
         reported = _as_lamella_error(error)
-        # of an error that the request causes, the place in the code says nothing
-        cause = None if isinstance(reported, RequestError) else error
+        # of an error of the request, or of another machine, the place in the code says nothing
+        is_outside = isinstance(reported, RequestError | DeviceLostError)
+        cause = None if is_outside else error
         log.error("a generation failed: %s", reported, exc_info=cause)
         for ticket in tickets:
             ticket.is_sound = False

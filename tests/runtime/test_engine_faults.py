@@ -19,7 +19,13 @@ from fake_context import (
     sampling,
 )
 
-from lamella.base.errors import BackendError, CancelledError, ClosedError, OutOfMemoryError
+from lamella.base.errors import (
+    BackendError,
+    CancelledError,
+    ClosedError,
+    DeviceLostError,
+    OutOfMemoryError,
+)
 from lamella.model.kv_sequence import KVSequence
 from lamella.model.sampling import Logprobs
 from lamella.model.sampling.dist import MersenneTwister
@@ -235,6 +241,15 @@ def test_a_failing_step_fails_its_jobs_and_the_engine_goes_on(error: Exception, 
             assert failure is error or failure.__cause__ is error
         assert sinks[2].result().n_predicted == 3
         assert is_alive(engine)
+
+
+def test_the_log_of_a_lost_device_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    context, sink = FakeContext(), Recorder()
+    fail_decode(context, DeviceLostError("ray:two/CPU: it was closed"), at=1)
+    with caplog.at_level(logging.ERROR, "lamella.engine"), running(context, job(sink, 1, 2)):
+        sink.error()
+    assert "ray:two/CPU: it was closed" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_jobs_without_a_token_in_the_failing_step_go_on() -> None:
