@@ -376,6 +376,8 @@ def _check_repeatable(path: str, body: Mapping[str, Any]) -> None:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not any(isinstance(p, int) for p in prompt):
         raise RequestError(f'"resume" needs one prompt, found {len(prompt)}')
+    if body.get("t_max_predict_ms") not in (None, 0, -1):
+        raise RequestError('"resume" needs "t_max_predict_ms": 0: replicas take different times')
     if body.get("return_progress"):
         raise RequestError('"resume" needs "return_progress": false: replicas progress differently')
 

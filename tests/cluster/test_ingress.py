@@ -269,6 +269,7 @@ def test_a_given_seed_stays() -> None:
         ("/completion", {"resume": True, "n_cmpl": 2}, '"resume" needs "n_cmpl": 1'),
         ("/v1/completions", {"resume": True, "prompt": ["a", "b"]}, "needs one prompt, found 2"),
         ("/completion", {"resume": True, "return_progress": True}, "progress differently"),
+        ("/completion", {"resume": True, "t_max_predict_ms": 50}, "take different times"),
         ("/completion", b'{"resume":true,"x":' + b"[" * 9999 + b"]" * 9999 + b"}", "too deeply"),
     ],
 )
