@@ -334,11 +334,12 @@ def connect(address: Address, secret: bytes, role: Role, name: str) -> Channel:
         sock = socket.create_connection(address, CONNECT_SECONDS)
     except OSError as e:
         raise _refused(name, address, e) from None
+    end = time.monotonic() + CONNECT_SECONDS
     try:
         nonce = secrets.token_bytes(16)
         sock.sendall(_HELLO.pack(_MAGIC, VERSION, role, nonce))
-        theirs = _parse_hello(_exactly(sock, _HELLO.size))[1]
-        proof = _exactly(sock, _PROOF().digest_size)
+        theirs = _parse_hello(_exactly(sock, _HELLO.size, end))[1]
+        proof = _exactly(sock, _PROOF().digest_size, end)
         if not hmac.compare_digest(proof, _proof(secret, b"worker", nonce, theirs)):
             raise ValueError("it does not know the secret of this run")
         sock.sendall(_proof(secret, b"driver", nonce, theirs))
@@ -355,12 +356,12 @@ def accept(sock: socket.socket, secret: bytes, name: str) -> Channel:
     Raises:
         OSError, ValueError: the other side is no driver of this run.
     """
-    sock.settimeout(CONNECT_SECONDS)
-    role, theirs = _parse_hello(_exactly(sock, _HELLO.size))
+    end = time.monotonic() + CONNECT_SECONDS
+    role, theirs = _parse_hello(_exactly(sock, _HELLO.size, end))
     nonce = secrets.token_bytes(16)
     mine = _proof(secret, b"worker", theirs, nonce)
     sock.sendall(_HELLO.pack(_MAGIC, VERSION, role, nonce) + mine)
-    proof = _exactly(sock, _PROOF().digest_size)
+    proof = _exactly(sock, _PROOF().digest_size, end)
     if not hmac.compare_digest(proof, _proof(secret, b"driver", theirs, nonce)):
         raise ValueError("the other side does not know the secret of this run")
     _tune(sock)
@@ -380,9 +381,11 @@ def _proof(secret: bytes, side: bytes, *nonces: bytes) -> bytes:
     return hmac.digest(secret, b"".join((side, *nonces)), _PROOF)
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int, end: float) -> bytes:
+    """Read bytes, until a time of the monotonic clock."""
     found = b""
     while len(found) < size:
+        sock.settimeout(max(end - time.monotonic(), 0.001))
         part = sock.recv(size - len(found))
         if not part:
             raise ConnectionError("it closed the connection")

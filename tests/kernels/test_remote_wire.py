@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from lamella.base.errors import DeviceLostError
+from lamella.kernels.remote import wire
 from lamella.kernels.remote.wire import (
     Channel,
     Kind,
@@ -103,6 +106,21 @@ def test_strangers_are_refused(server: Server, sent: bytes) -> None:
         server.thread.join()
     assert server.channel is None
     assert server.error is not None
+
+
+def test_a_slow_stranger_is_refused(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    """The handshake has a time, not each byte of it."""
+    monkeypatch.setattr(wire, "CONNECT_SECONDS", 0.3)
+    with socket.create_connection(server.address) as stranger, suppress(ConnectionError):
+        for byte in struct.pack("<8sHH16s", b"LAMELLA\x00", 1, 1, b""):
+            stranger.sendall(bytes([byte]))
+            time.sleep(0.05)
+            if not server.thread.is_alive():
+                break
+        else:
+            raise AssertionError("it may send for longer")
+    server.thread.join()
+    assert isinstance(server.error, TimeoutError)
 
 
 def test_bytes_that_are_no_message_end_the_connection(server: Server) -> None:
