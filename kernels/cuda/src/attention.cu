@@ -46,7 +46,7 @@ struct Attention : Queries {
     DEVICE void end_partition(const Params &p, const Work &work, int partition, Totals &all) {
         const int first = partition * PARTITION;
         if (!sees(first, PARTITION)) return;
-        part.add_totals();
+        add_over_quads(part.total);
         if (work.run.n_before >= 0) {
             store_records(p, work, partition);
         } else {

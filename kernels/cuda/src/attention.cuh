@@ -129,6 +129,15 @@ DEVICE float inverse_of(float total, float largest, float sink) {
     return 1.0f / (total + exp2f(fmaf(sink, 1.44269504f, -largest)));
 }
 
+// Add the totals of the 4 lanes that share two rows.
+DEVICE void add_over_quads(float (&total)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        total[half] += shfl_xor(total[half], 1);
+        total[half] += shfl_xor(total[half], 2);
+    }
+}
+
 // A mean of values. A zero loses its sign, which depends on how many sums were combined.
 DEVICE float mean_of(float value, float inverse_total) { return value * inverse_total + 0.0f; }
 

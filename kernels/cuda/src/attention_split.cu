@@ -94,14 +94,6 @@ struct Part {
         }
     }
 
-    DEVICE void add_totals() {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            total[half] += shfl_xor(total[half], 1);
-            total[half] += shfl_xor(total[half], 2);
-        }
-    }
-
     // Write the warp's values of a row, times a factor.
     DEVICE void store(int half, float *to, float factor) const {
 #pragma unroll
@@ -194,7 +186,7 @@ DEVICE void multiply_tile(uint4 *values, const u32 (&w)[2][4], const Queries &qu
 DEVICE void end_partition(const Params &p, const Work &work, const Queries &queries, int partition,
                           Part &part, Before &before) {
     const int first = partition * PARTITION, slice = work.heads.slice;
-    part.add_totals();
+    add_over_quads(part.total);
     if (work.run.n_before < 0) {
         if (queries.any.begin < first) before.add_to(part, partition);
         if (queries.any.end > first + PARTITION) {

@@ -42,14 +42,6 @@ struct Sums {
             for (int i = 0; i < 4; i++) values[n][i] = 0.0f;
     }
 
-    DEVICE void add_totals() {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            total[half] += shfl_xor(total[half], 1);
-            total[half] += shfl_xor(total[half], 2);
-        }
-    }
-
     // Write the values of a row, times a factor.
     DEVICE void store(int half, float *to, float factor) const {
 #pragma unroll
