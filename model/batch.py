@@ -125,9 +125,16 @@ class UBatch:
         """For each output, its mask; None if all tokens are allowed."""
         return [mask for run in self.runs for mask in run.all_masks]
 
+    def has_masks(self, n_top: int) -> bool:
+        """True if a mask limits an output that needs `n_top` logits or fewer, but not all."""
+        return any(run.masks and 0 < run.n_top <= n_top for run in self.runs)
+
 
 def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:
     """Cut a batch into ubatches of at most `n_ubatch` tokens of at most `n_seq_max` sequences."""
+    if 0 < batch.n_tokens <= n_ubatch and len(batch.runs) <= n_seq_max:  # nothing to cut
+        yield UBatch(batch.runs, batch.n_tokens, batch.n_outputs, _rows_of(batch.runs))
+        return
     rest = list(reversed(batch.runs))
     while rest:
         ubatch = UBatch([], 0, 0, {})
@@ -146,3 +153,11 @@ def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:
             ubatch.n_outputs += run.n_outputs
             seqs.setdefault(run.seq, len(seqs))
         yield ubatch
+
+
+def _rows_of(runs: Sequence[Run]) -> dict[KVSequence, int]:
+    """The distinct sequences of runs, each with its row of the page table."""
+    seqs: dict[KVSequence, int] = {}
+    for run in runs:
+        seqs.setdefault(run.seq, len(seqs))
+    return seqs

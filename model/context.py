@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from ..alloc.buffer import Buffer, buffer_of
 from ..base.errors import RequestError, UnsupportedModelError
-from ..base.settings import STRICT
 from ..graph.op import Op
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
@@ -33,7 +32,7 @@ from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes
 from .batch import Batch, UBatch, cut_batch
 from .graph_context import GraphContext
-from .graphs import DecodeGraph, GraphParams, StepGraph, bucket, build_graph
+from .graphs import DecodeGraph, GraphParams, StepGraph, bucket, build_graph, params_of
 from .kv_groups import make_pool
 from .kv_memory import KVMemory, KVRead, MemoryGroup
 from .kv_sequence import KVSequence
@@ -266,12 +265,12 @@ class Context(GraphContext):
             return self._rows_in_place(batch)
         rows: list[Row] = []
         for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
-            n_tops, masks = ubatch.n_tops, ubatch.masks
+            n_tops = ubatch.n_tops
             n_top = top_size(n_tops, self._top_sizes)
             if n_top:
-                masked = any(mask and 0 < n <= n_top for n, mask in zip(n_tops, masks, strict=True))
+                masked = ubatch.has_masks(n_top)
                 graph = self._compute(ubatch, n_top, masked)
-                found = graph.outputs.read_rows(n_tops, masks)
+                found = graph.outputs.read_rows(n_tops, ubatch.masks if masked else ())
                 self._check(found, ubatch, graph)
                 rows += found
             else:
@@ -331,7 +330,7 @@ class Context(GraphContext):
 
     def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
         """In strict mode, raise StrictError if the logits of a ubatch have a NaN."""
-        if STRICT() and have_nan(rows):
+        if self.strict and have_nan(rows):
             raise_nan(graph.scheduled, lambda finder: self._compute_again(graph, ubatch, finder))
 
     def _compute_again(self, graph: DecodeGraph, ubatch: UBatch, finder: NanFinder) -> None:
@@ -346,15 +345,9 @@ class Context(GraphContext):
             scheduler.set_eval_callback(before)
 
     def _params_of(self, ubatch: UBatch, n_top: int, masked: bool) -> GraphParams:
-        n_tokens = bucket(ubatch.n_tokens, self.n_ubatch)
-        return GraphParams(
-            n_tokens,
-            bucket(max(ubatch.n_outputs, 1), n_tokens),
-            bucket(len(ubatch.seqs), self.n_seq_max),
-            n_top,
-            masked,
-            ubatch.is_adapted,
-        )
+        sizes = (ubatch.n_tokens, ubatch.n_outputs, len(ubatch.seqs))
+        limits = (self.n_ubatch, self.n_seq_max)
+        return params_of(*sizes, n_top, masked, ubatch.is_adapted, *limits)
 
     def _graph_for(self, params: GraphParams) -> DecodeGraph:
         """Return a scheduled graph of these sizes: the cached one if it can be reused."""

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from ..alloc.buffer import Buffer, tensor_read, tensor_set
 from ..base.errors import ContextSizeError, RequestError, UnsupportedModelError
-from ..base.settings import STRICT
 from ..graph import GGMLType
 from ..graph.tensor import Tensor
 from ..sched.backend import Backend, Device
@@ -155,7 +154,7 @@ class EmbedContext(GraphContext):
         with self._synchronized_on_error():
             self._run(graph, lambda: graph.set_inputs(texts, row))
         rows = _read(graph.rows, n_rows)
-        if STRICT() and have_nan(list(rows)):
+        if self.strict and have_nan(list(rows)):
             raise_nan(graph.scheduled, lambda finder: None)
         ends = np.cumsum([1 if row is not None else len(text) for text in texts])
         return [self._row_pooling.of(part) for part in np.split(rows, ends[:-1])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Self, TypeVar, cast
 
 from ..alloc.buffer import Buffer, Usage
@@ -46,6 +46,7 @@ class GraphContext(ABC):
         n_reused: steps that reused a graph.
         no_pipeline: the reason that steps run one after the other; "" if they are pipelined.
         in_flight: a step may still run. If it fails, a later call raises its error.
+        strict: LAMELLA_STRICT was on when the context was opened.
     """
 
     n_ctx: int
@@ -79,6 +80,7 @@ class GraphContext(ABC):
         self.closed = False
         self.no_pipeline = no_pipeline
         self.in_flight = False
+        self.strict = bool(STRICT())
         self._reserved = reserved
         self._open_backend = open_backend
         self._graphs: dict[tuple[Any, int], StepGraph] = {}
@@ -183,7 +185,7 @@ class GraphContext(ABC):
         """Return a scheduled graph: the cached one of these parameters if it can be reused."""
         scheduler, key = self._open_scheduler(), (params, self._copy)
         known = self._graphs.get(key)
-        if known is not None and not NO_REUSE():
+        if known is not None:
             if known.can_reuse(scheduler):
                 self.n_reused += 1
                 return cast(G, known)
@@ -196,7 +198,8 @@ class GraphContext(ABC):
         graph.schedule(scheduler, self._copy)
         if self.n_bytes() != before:
             report_unexpected(f"compute memory grew from {before} to {self.n_bytes()} for {params}")
-        self._graphs[key] = graph
+        if not NO_REUSE():
+            self._graphs[key] = graph
         self.n_graphs_built += 1
         return graph
 
@@ -226,7 +229,7 @@ class GraphContext(ABC):
         `write_late` writes its late inputs; see `Scheduler.graph_compute_async`.
         """
         scheduler = self._open_scheduler()
-        if STRICT() and not self.in_flight:
+        if self.strict and not self.in_flight:
             scheduler.poison()
         scheduler.wait_inputs(graph.scheduled)
         set_inputs()
@@ -237,15 +240,9 @@ class GraphContext(ABC):
         else:
             self._copy, self.in_flight = (self._copy + 1) % scheduler.n_copies, True
 
-    @contextmanager
-    def _synchronized_on_error(self) -> Iterator[None]:
+    def _synchronized_on_error(self) -> _SynchronizedOnError:
         """Wait for all work in flight if the block fails, and raise its error."""
-        try:
-            yield
-        except BaseException:
-            with suppress(LamellaError):  # raise the first error, not its consequences
-                self.synchronize()
-            raise
+        return _SynchronizedOnError(self)
 
     def lower_priority(self) -> None:
         """Lower the priority of the calling thread, which computes, and of its helpers."""
@@ -328,3 +325,20 @@ class GraphContext(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _SynchronizedOnError:
+    """See `GraphContext._synchronized_on_error`. A class, as generators are slow for every step."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: GraphContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            with suppress(LamellaError):  # raise the first error, not its consequences
+                self._context.synchronize()

@@ -7,7 +7,7 @@ write the pool's scratch page only. Tested by tests/model/test_context*.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +51,23 @@ class GraphParams(NamedTuple):
 def bucket(n: int, limit: int) -> int:
     """Return the smallest power of two that is at least `n`, or `limit` if that is smaller."""
     return min(1 << max(n - 1, 0).bit_length(), limit)
+
+
+@lru_cache(maxsize=1024)  # for every step
+def params_of(
+    n_tokens: int,
+    n_outputs: int,
+    n_seqs: int,
+    n_top: int,
+    masked: bool,
+    adapted: bool,
+    n_ubatch: int,
+    n_seq_max: int,
+) -> GraphParams:
+    """The sizes of the graph for a ubatch of `n_tokens` tokens of `n_seqs` sequences."""
+    n = bucket(n_tokens, n_ubatch)
+    n_outputs = bucket(max(n_outputs, 1), n)
+    return GraphParams(n, n_outputs, bucket(n_seqs, n_seq_max), n_top, masked, adapted)
 
 
 class StepGraph:
@@ -111,7 +128,7 @@ class DecodeGraph(StepGraph):
             None if (rows := inputs.rows) is None else in_place(rows)[0],
             [
                 _GroupArrays(
-                    in_place(g.pages),
+                    list(in_place(g.pages)),
                     in_place(g.cells)[0],
                     in_place(g.begin)[0],
                     in_place(g.end)[0],
@@ -139,22 +156,25 @@ class DecodeGraph(StepGraph):
         All of them are written each time: the last computation may have reused their memory.
         """
         tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, hidden, *_, groups = self._arrays
-        # lists first: NumPy takes as long for one number as for a short list
-        all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
-        for run in ubatch.runs:
-            n = len(run.tokens)
-            all_tokens += run.tokens
-            all_rows += [ubatch.seqs[run.seq]] * n
-            all_pos += (run.pos,) if n == 1 else range(run.pos, run.pos + n)
-            if run.n_outputs:
-                all_out += range(len(all_tokens) - run.n_outputs, len(all_tokens))
-        n, n_outputs = ubatch.n_tokens, ubatch.n_outputs
+        n = ubatch.n_tokens
         if n == 1:  # single elements are faster than slices
-            tokens[0], pos[0], seq[0] = all_tokens[0], all_pos[0], all_rows[0]
+            (run,) = ubatch.runs
+            tokens[0], pos[0], seq[0] = run.tokens[0], run.pos, 0
+            out_ids.fill(0)
         else:
+            # lists first: NumPy takes as long for one number as for a short list
+            all_tokens, all_pos, all_rows = list[int](), list[int](), list[int]()
+            all_out = list[int]()
+            for run in ubatch.runs:
+                m = len(run.tokens)
+                all_tokens += run.tokens
+                all_rows += [ubatch.seqs[run.seq]] * m
+                all_pos += (run.pos,) if m == 1 else range(run.pos, run.pos + m)
+                if run.n_outputs:
+                    all_out += range(len(all_tokens) - run.n_outputs, len(all_tokens))
             tokens[:n], pos[:n], seq[:n] = all_tokens, all_pos, all_rows
-        out_ids[:n_outputs] = all_out
-        out_ids[n_outputs:] = 0
+            out_ids[: len(all_out)] = all_out
+            out_ids[len(all_out) :] = 0
         if n < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
             tokens[n:] = pos[n:] = 0
@@ -204,9 +224,10 @@ class DecodeGraph(StepGraph):
 
 
 class _GroupArrays(NamedTuple):
-    """The data of a group's inputs: int32 [rows, n], then [n], and the window of its layers."""
+    """The data of a group's inputs: int32 rows of the page table, then [n], and the window of its
+    layers."""
 
-    table: I32Array
+    rows: list[I32Array]
     cells: I32Array
     begin: I32Array
     end: I32Array
@@ -215,22 +236,24 @@ class _GroupArrays(NamedTuple):
     def set(self, ubatch: UBatch, g: int, pos: I32Array) -> None:
         """Write the pages, cells and spans of group `g` for tokens at `pos`. Padding tokens are in
         the last row."""
-        table, cells, begin, end, window = self
-        for row, sequence in zip(table, ubatch.seqs, strict=False):
+        rows, cells, begin, end, window = self
+        for row, sequence in zip(rows, ubatch.seqs, strict=False):
             pages = sequence.pages[g]
             row[pages.first : pages.end] = pages.page_numbers()
-        table[-1, 0] = 0  # the scratch page
+        rows[-1][0] = 0  # the scratch page
+        n = ubatch.n_tokens
+        if n == 1 == len(cells):
+            (run,) = ubatch.runs
+            cells[0], end[0] = run.seq.pages[g].cell(run.pos), run.pos + 1
+            begin[0] = 0 if window is None else window.begin(run.pos)
+            return
         all_cells = list[int]()
         for run in ubatch.runs:
-            pages, n = run.seq.pages[g], len(run.tokens)
-            if n == 1:
+            pages, m = run.seq.pages[g], len(run.tokens)
+            if m == 1:
                 all_cells.append(pages.cell(run.pos))
             else:
-                all_cells += pages.cells(run.pos, run.pos + n).tolist()
-        n = ubatch.n_tokens
-        if n == 1 == len(cells) and window is None:
-            cells[0], begin[0], end[0] = all_cells[0], 0, ubatch.runs[0].pos + 1
-            return
+                all_cells += pages.cells(run.pos, run.pos + m).tolist()
         cells[:n] = all_cells
         cells[n:] = 0
         np.add(pos[:n], 1, out=end[:n])

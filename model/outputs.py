@@ -8,8 +8,8 @@ Tested by tests/model/test_outputs.py and tests/runtime/test_grammar_devices.py.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, isnan
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import buffer_of, tensor_copy, tensor_read, view_init
+from ..alloc.buffer import Bytes, buffer_of, tensor_copy, tensor_read, view_init
 from ..alloc.host import HostBuffer
 from ..graph import GGMLType, Op, Tensor, ops
 from ..sched.backend import Backend, Device
@@ -29,8 +29,7 @@ F32Array = npt.NDArray[np.float32]
 N_TOPS: Final = (1, 64, 256, 1024)  # few sizes, as each needs its own graphs
 
 
-@dataclass(frozen=True, slots=True)
-class TopLogits:
+class TopLogits(NamedTuple):
     """The n largest logits of a row without NaN, in descending order; equal ones by id.
 
     With a mask, those of the allowed tokens; all of them if they are fewer than requested.
@@ -79,6 +78,7 @@ class Outputs:
         self.logits = logits
         self.mask = mask_input(logits) if masked else None
         self.top = TopNodes.of(logits, n_top, self.mask) if n_top else None
+        self._views: dict[Tensor, tuple[Bytes, npt.NDArray[Any]]] = {}  # of results on the host
 
     @cached_property
     def in_place(self) -> F32Array | None:
@@ -110,22 +110,35 @@ class Outputs:
 
         Row i is a TopLogits if 0 < n_tops[i] <= `n_top`, else a whole row. A row with a NaN or an
         infinite largest logit is returned whole, so that the sampler can raise an error. So is a
-        row without an allowed token. `masks` are those of the graph's run.
+        row without an allowed token. `masks` are those of the graph's run, empty if it has none.
         """
         assert self.top is not None, "the graph returns whole rows only"
         n_rows, n_top = len(n_tops), self.top.ids.ne[0]
-        ids = _read(self.top.ids, np.int32, (n_rows, n_top))
-        logits = _read(self.top.logits, np.float32, (n_rows, n_top))
-        sums = _read(self.top.sums, np.float32, (n_rows,))
+        ids = self._read(self.top.ids, np.int32, n_rows)
+        logits = self._read(self.top.logits, np.float32, n_rows)
+        sums = self._read(self.top.sums, np.float32, n_rows)[:, 0].tolist()
         first = logits[:, 0].tolist()
-        sound = [isfinite(a) and not isnan(b) for a, b in zip(first, sums.tolist(), strict=True)]
         rows: list[Row] = []
-        for i, (n, mask) in enumerate(zip(n_tops, masks, strict=True)):
-            m = n_top if 0 < n <= n_top and sound[i] else 0
-            if m and mask is not None:
+        for i, n in enumerate(n_tops):
+            m = n_top if 0 < n <= n_top and isfinite(first[i]) and not isnan(sums[i]) else 0
+            if m and masks and (mask := masks[i]) is not None:
                 m = _n_allowed(ids[i], mask())
             rows.append(TopLogits(ids[i, :m], logits[i, :m]) if m else self._whole_row(i))
         return rows
+
+    def _read(self, tensor: Tensor, dtype: type[Any], n_rows: int) -> npt.NDArray[Any]:
+        """A copy of the first rows of a result [n_rows, n]."""
+        raw = buffer_of(tensor).in_place(tensor)
+        if raw is None:
+            shape = (n_rows, tensor.n_elements // self.logits.ne[1])
+            out = np.empty(shape, dtype)
+            tensor_read(tensor, out.reshape(-1).view(np.uint8))
+            return out
+        known, view = self._views.get(tensor, (None, None))
+        if view is None or known is not raw:
+            view = raw.view(dtype).reshape(self.logits.ne[1], -1)
+            self._views[tensor] = raw, view
+        return view[:n_rows].copy()
 
     def _whole_row(self, i: int) -> F32Array:
         row = np.empty(self.logits.ne[0], np.float32)
@@ -158,8 +171,10 @@ def top_size(n_tops: Sequence[int], sizes: Sequence[int]) -> int:
             serves.
         sizes: ascending.
     """
-    most = max((n for n in n_tops if n <= sizes[-1]), default=0)
-    return next((size for size in sizes if size >= most), 0) if most else 0
+    most = max(n_tops, default=0)
+    if most > sizes[-1]:
+        most = max((n for n in n_tops if n <= sizes[-1]), default=0)
+    return sizes[bisect_left(sizes, most)] if most else 0
 
 
 def mask_input(logits: Tensor) -> Tensor:
@@ -179,13 +194,3 @@ def _rows(tensor: Tensor, first: int, n: int) -> Tensor:
     view = Tensor(tensor.type, ne, op=Op.VIEW, src=(tensor,), view_src=tensor, view_offs=offset)
     view_init(view)
     return view
-
-
-def _read(tensor: Tensor, dtype: type[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """A copy of the first elements of an output."""
-    raw = buffer_of(tensor).in_place(tensor)
-    if raw is not None:
-        return np.ndarray(shape, dtype, raw.data).copy()
-    out = np.empty(shape, dtype)
-    tensor_read(tensor, out.reshape(-1).view(np.uint8))
-    return out

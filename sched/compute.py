@@ -107,9 +107,9 @@ class Executor:
             BackendError: a device failed; no work is in flight any more.
         """
         try:
-            for backend in self.backends:
+            for backend in self.hazards.backends:  # of the others, all work is done
                 backend.begin_synchronize()
-            for backend in self.backends:
+            for backend in self.hazards.backends:
                 backend.synchronize()
         except BaseException:
             self._drain()

@@ -117,7 +117,9 @@ class Hazards:
 
     def synchronized(self) -> None:
         """Record that all work of all backends is done."""
-        self._adopted = None
+        if self._adopted is not None:  # nothing else was recorded since the last time
+            self._adopted = None
+            return
         self._last_use.clear()
         self._seen.clear()
         self._tick = dict.fromkeys(self._tick, 0)

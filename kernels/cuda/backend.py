@@ -15,8 +15,6 @@ from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ...alloc.buffer import Buffer, Data, Usage, as_bytes, buffer_of
 from ...alloc.host import HostBuffer
 from ...base.errors import BackendError
@@ -82,7 +80,7 @@ class CudaBackend(Backend):
         assert isinstance(pinned, PinnedBuffer)
         pinned.clear()
         self._pinned = pinned
-        self._reported = pinned.memory[:ERROR_BYTES].view(np.int64)  # kernels write it
+        self._reported = pinned.memory[:ERROR_BYTES].data.cast("q")  # kernels write it
         self._results = pinned.memory[STAGING + STAGED_BYTES :]  # kernels write it, too
         self._shown: Results | None = None
         self._staged = 0  # bytes of inputs in flight, from STAGING on
@@ -91,6 +89,7 @@ class CudaBackend(Backend):
         self._tail = CudaEvent(self.gpu)
         self._ahead = self.gpu.stream_new()  # copies weights while `stream` computes
         self._ahead_tail = CudaEvent(self.gpu)
+        self._has_ahead = False  # some of these copies may still run
 
     def free(self) -> None:
         if self._freed:
@@ -219,15 +218,16 @@ class CudaBackend(Backend):
     def synchronize(self) -> None:
         if self._freed:
             return  # `free` has waited
-        self.gpu.stream_synchronize(self._ahead)
+        if self._has_ahead:
+            self.gpu.stream_synchronize(self._ahead)
+            self._has_ahead = False
         self.gpu.stream_synchronize(self.stream)
         self._in_flight.clear()
         self._staged = 0
-        call, value, limit, _ = self._reported
-        if call:
-            error = self._error_of(int(call), int(value), int(limit))
-            self._reported[:] = 0
-            raise error
+        if self._reported[0]:
+            call, value, limit, _ = self._reported
+            self._reported[0] = 0
+            raise self._error_of(call, value, limit)
 
     def _error_of(self, call: int, value: int, limit: int) -> BackendError:
         found = (plan.error_of(call, value, limit) for plan in self._plans)
@@ -282,6 +282,7 @@ class CudaBackend(Backend):
             return
         source = buffer_of(src)
         assert isinstance(source, HostBuffer), f"{src!r} is no weight in host memory"
+        self._has_ahead = True
         self.event_record(self._tail)
         self.gpu.event_wait(self._ahead, self._tail.handle)
         at = source.memory.ctypes.data + src.offset

@@ -50,7 +50,7 @@ def texts(n: int, longest: int = 60) -> list[I32Array]:
 
 def test_the_rows_are_those_that_a_decoder_s_output_reads(model: LoadedModel) -> None:
     text = texts(1)[0]
-    with context(model, Pooling.NONE, n_ctx=64) as embedding, STRICT.set(1):
+    with STRICT.set(1), context(model, Pooling.NONE, n_ctx=64) as embedding:
         rows = embedding.embed([text])[0]
     assert rows.shape == (len(text), model.hp.n_embd)
     with Context(model, ContextParams(n_ctx=64)) as decoding:
@@ -69,7 +69,7 @@ def test_the_rows_are_those_that_a_decoder_s_output_reads(model: LoadedModel) ->
 @pytest.mark.parametrize("pooling", ["NONE", "MEAN", "CLS", "LAST"])
 def test_a_text_has_the_same_bits_alone_and_among_others(model: LoadedModel, pooling: str) -> None:
     many = texts(300)
-    with context(model, Pooling[pooling], n_ubatch=256) as found, STRICT.set(1):
+    with STRICT.set(1), context(model, Pooling[pooling], n_ubatch=256) as found:
         together = found.embed(many)
         for i in (0, 17, 299):
             assert np.array_equal(found.embed([many[i]])[0], together[i])

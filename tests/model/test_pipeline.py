@@ -62,7 +62,7 @@ def slow_devices(seed: int, **options: Any) -> list[SimDevice]:
 def test_bits_are_the_same_without_a_pipeline(
     path: Path, decode: Callable[[Context], list[bytes]]
 ) -> None:
-    with opened(path, [SimDevice("SIM0")]) as one, STRICT.set(0):
+    with STRICT.set(0), opened(path, [SimDevice("SIM0")]) as one:
         assert "fewer than two" in one.no_pipeline
         expected = decode(one)
     with opened(path, slow_devices(0), pipeline=False) as context:
@@ -73,7 +73,7 @@ def test_bits_are_the_same_without_a_pipeline(
         (3, 0, {"async_copies": False}),
         (4, 0, {"bandwidth": 1e7}),
     ):
-        with opened(path, slow_devices(seed, **options)) as context, STRICT.set(strict):
+        with STRICT.set(strict), opened(path, slow_devices(seed, **options)) as context:
             assert context.no_pipeline == ""
             assert decode(context) == expected
 

@@ -71,7 +71,7 @@ def test_remote_processors_have_the_bits_of_the_local_one(
     one, two = lent.lend(CpuDevice(1)), lent.lend(CpuDevice(1))
     assert bits(path, [one], decode) == expected
     for strict in (0, 1):
-        with opened(path, [one, two]) as context, STRICT.set(strict):
+        with STRICT.set(strict), opened(path, [one, two]) as context:
             assert context.no_pipeline == ""
             assert [d.name for d in context.model.devices] == [one.name, two.name, "CPU"]
             assert decode(context) == expected

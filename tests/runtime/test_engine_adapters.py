@@ -155,16 +155,16 @@ def test_unknown_adapters_are_refused(instance: Instance, lora: Any) -> None:
 
 
 def test_an_absurd_scale_harms_no_other_request(
-    instance: Instance, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = alone(instance, lora=FIRST)
-    with STRICT.set(0):
+    with STRICT.set(0), open_instance(options(folder)) as instance:
+        expected = alone(instance, lora=FIRST)
         huge = start(instance, lora=[{"id": 0, "scale": 3e38}], n_predict=3)
         other = start(instance, lora=FIRST, cache_prompt=False)
         assert probs(other) == expected
         with pytest.raises(RequestError, match=r"lora: these scales are too large: the model comp"):
             list(huge)
-    assert alone(instance, lora=FIRST) == expected
+        assert alone(instance, lora=FIRST) == expected
     assert "scales are too large" in caplog.text
     assert [record for record in caplog.records if record.exc_info] == []  # the client's fault
 
