@@ -63,10 +63,11 @@ class HostBuffer(Buffer):
     def __init__(self, buft: BufferType, memory: Bytes) -> None:
         super().__init__(buft, memory.size)
         self.memory = memory
+        self._address = int(memory.ctypes.data)
 
     @property
     def address(self) -> int:
-        return int(self.memory.ctypes.data)
+        return self._address
 
     def array(self, tensor: Tensor) -> npt.NDArray[np.generic]:
         """The tensor's data in place: see `array_of`."""
@@ -74,7 +75,7 @@ class HostBuffer(Buffer):
         return array_of(tensor, self.memory)
 
     def _release(self) -> None:
-        self.memory = np.empty(0, np.uint8)
+        self.memory, self._address = np.empty(0, np.uint8), 0
 
     def _write(self, offset: int, data: Bytes) -> None:
         self.memory[offset : offset + data.size] = data

@@ -119,6 +119,12 @@ CUDA_READS_RESULTS = Switch(
     "1 reads the results of a step from a GPU with copies, instead of letting a kernel write them "
     "to the host.",
 )
+CUDA_COPIES_INPUTS = Switch(
+    "LAMELLA_CUDA_COPIES_INPUTS",
+    0,
+    "1 copies the inputs of a step to a GPU with a call of the driver, instead of letting the "
+    "step's first kernel read them from the host.",
+)
 NO_WARM_UP = Switch(
     "LAMELLA_NO_WARM_UP",
     0,

@@ -1,10 +1,12 @@
 """Host time of a decode step on a GPU, without the driver and the device.
 
     scripts/bench cuda_host MODEL.gguf [--steps 2000] [--trials 5] [--bindings] [--busy] [--whole]
+                                       [--no-embd-offload]
 
 The model is placed on a GPU whose driver does nothing, so nothing is compiled, copied or computed.
 All Python work for a token is done, from the batch to the 64 largest logits in host memory (with
---whole: to all logits), with the input embedding on the CPU. Sampling and HTTP are not included.
+--whole: to all logits). Sampling and HTTP are not included. With --no-embd-offload, the processor
+computes the input embedding.
 With --bindings, the calls go through NVIDIA's bindings to a library that does nothing in 3 us each.
 With --busy, another thread of Python computes meanwhile. Needs no GPU. The last line is JSON.
 """
@@ -38,7 +40,7 @@ from lamella.kernels.cuda.table import CudaSource
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.params import ContextParams
+from lamella.model.params import ContextParams, PlacementParams
 from lamella.model.placement import Placement
 
 DRIVER: Final = Path(__file__).parents[1] / "tests/kernels/fake_libcuda.c"
@@ -119,7 +121,9 @@ def microseconds(path: str, args: argparse.Namespace) -> list[Times]:
     registry = open_cuda(CudaDriver if args.bindings else IdleDriver, IdleCompiler)
     devices = registry.devices()
     assert devices, registry.reason
-    model = load_model(path, Placement(cpu=CpuDevice(), devices=tuple(devices)))
+    params = PlacementParams(embd_offload=not args.no_embd_offload)
+    place = Placement(cpu=CpuDevice(), devices=tuple(devices), params=params)
+    model = load_model(path, place)
     n_ctx = (trials + 1) * n_steps
     with Context(model, ContextParams(n_ctx=n_ctx, n_ubatch=32)) as context:
         seq, pos, found = context.pool.new_sequence(), 0, []
@@ -145,6 +149,9 @@ def main() -> None:
     parser.add_argument("--bindings", action="store_true", help="call through NVIDIA's bindings")
     parser.add_argument("--busy", action="store_true", help="beside a busy thread of Python")
     parser.add_argument("--whole", action="store_true", help="read all logits")
+    parser.add_argument(
+        "--no-embd-offload", action="store_true", help="compute embeddings on the processor"
+    )
     args = parser.parse_args()
     if args.bindings and IDLE_DRIVER not in os.environ:
         raise SystemExit(run_with_driver())

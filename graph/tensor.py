@@ -22,6 +22,8 @@ OUTPUT: Final = 2  # read by the user after it: its memory is never reused
 BUNDLE: Final = 4  # an input of several parts (views), copied to a device as a whole
 LATE: Final = 8  # an input that the user writes while nodes before its first reader compute
 
+PIECE: Final = 16  # bytes, the unit of the parts of a bundle that are in use
+
 Shape = tuple[int, int, int, int]
 Params = TypeVar("Params")
 
@@ -137,7 +139,11 @@ class Tensor:
         return self
 
     def set_bundle(self) -> Tensor:
-        """Mark as an input whose parts are views of it; returns the tensor."""
+        """Mark as an input whose parts are views of it; returns the tensor.
+
+        Its first words (I32) say what is in use: the number of ranges, then the begin and the end
+        of each, in pieces of 16 bytes. 0 ranges: all of it. A device may copy these ranges only.
+        """
         self.flags |= INPUT | BUNDLE
         return self
 

@@ -6,7 +6,7 @@ computes. Knows no graphs and no tensors. Tested by tests/model/test_batch.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -127,14 +127,18 @@ class UBatch:
 
     def has_masks(self, n_top: int) -> bool:
         """True if a mask limits an output that needs `n_top` logits or fewer, but not all."""
-        return any(run.masks and 0 < run.n_top <= n_top for run in self.runs)
+        limited = [run.n_top for run in self.runs if run.masks]  # mostly none
+        return bool(limited) and any(0 < n <= n_top for n in limited)
 
 
-def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:
+def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterable[UBatch]:
     """Cut a batch into ubatches of at most `n_ubatch` tokens of at most `n_seq_max` sequences."""
-    if 0 < batch.n_tokens <= n_ubatch and len(batch.runs) <= n_seq_max:  # nothing to cut
-        yield UBatch(batch.runs, batch.n_tokens, batch.n_outputs, _rows_of(batch.runs))
-        return
+    if 0 < batch.n_tokens <= n_ubatch and len(batch.runs) <= n_seq_max:  # as in most steps
+        return (UBatch(batch.runs, batch.n_tokens, batch.n_outputs, _rows_of(batch.runs)),)
+    return _cut(batch, n_ubatch, n_seq_max)
+
+
+def _cut(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:
     rest = list(reversed(batch.runs))
     while rest:
         ubatch = UBatch([], 0, 0, {})

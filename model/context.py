@@ -79,7 +79,8 @@ class Context(GraphContext):
                 f"{model.path}: {model.hp.arch!r} computes embeddings, it does not generate text"
             )
         self.n_ctx = params.size(model.hp.n_ctx_train, model.arch.max_default_ctx())
-        self.n_ctx_seq = min(self.n_ctx, model.arch.max_ctx() or self.n_ctx)
+        self._max_ctx = model.arch.max_ctx()
+        self.n_ctx_seq = min(self.n_ctx, self._max_ctx or self.n_ctx)
         self.n_ubatch = min(params.n_batch, params.n_ubatch, self.n_ctx)
         self.n_seq_max = params.n_parallel
         self.n_vocab = model.hp.n_vocab
@@ -199,12 +200,13 @@ class Context(GraphContext):
             OutOfMemoryError: the pool has too few free pages; nothing has changed.
             BackendError: a ubatch in flight failed; nothing has changed.
         """
-        end, most = seq.length + n, self.model.arch.max_ctx()
+        end, most = seq.length + n, self._max_ctx
         if most is not None and end > most:
             raise RequestError(f"a sequence of {end} tokens: the model has {most} positions")
         if self.in_flight and seq.last_is_shared:
             self.synchronize()  # a ubatch in flight may write the cells to copy
-        self.kv.copy_cells(seq.append(n))
+        if copies := seq.append(n):
+            self.kv.copy_cells(copies)
 
     def decode(self, batch: Batch) -> F32Array:
         """Compute a batch: write its keys and values, and return the logits of its outputs.
@@ -312,7 +314,7 @@ class Context(GraphContext):
         slots for their states.
         In a pipeline, a ubatch without outputs may still run on return.
         """
-        with self._synchronized_on_error():
+        try:
             if self.pool.gives_back:
                 _prepare(ubatch)
             if self.pool.slots is not None:
@@ -326,7 +328,10 @@ class Context(GraphContext):
             )
             if self.keeps_hidden:
                 self._hidden.append(graph.read_hidden(ubatch.n_tokens))
-            return graph
+        except BaseException:
+            self._synchronize_after_error()
+            raise
+        return graph
 
     def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
         """In strict mode, raise StrictError if the logits of a ubatch have a NaN."""
@@ -347,7 +352,8 @@ class Context(GraphContext):
     def _params_of(self, ubatch: UBatch, n_top: int, masked: bool) -> GraphParams:
         sizes = (ubatch.n_tokens, ubatch.n_outputs, len(ubatch.seqs))
         limits = (self.n_ubatch, self.n_seq_max)
-        return params_of(*sizes, n_top, masked, ubatch.is_adapted, *limits)
+        adapted = bool(self.model.adapters.all) and ubatch.is_adapted
+        return params_of(*sizes, n_top, masked, adapted, *limits)
 
     def _graph_for(self, params: GraphParams) -> DecodeGraph:
         """Return a scheduled graph of these sizes: the cached one if it can be reused."""

@@ -151,8 +151,11 @@ class EmbedContext(GraphContext):
         row = self._row_pooling.row
         n_rows = len(texts) if row is not None else sum(map(len, texts))
         graph = self._graph_for(self._params_of(texts))
-        with self._synchronized_on_error():
+        try:
             self._run(graph, lambda: graph.set_inputs(texts, row))
+        except BaseException:
+            self._synchronize_after_error()
+            raise
         rows = _read(graph.rows, n_rows)
         if self.strict and have_nan(list(rows)):
             raise_nan(graph.scheduled, lambda finder: None)
@@ -170,8 +173,11 @@ class EmbedContext(GraphContext):
         """Return the results [n, n_out] of a head graph's rows [n, n_embd]."""
         graph = self._head_for(bucket(len(rows), self.n_seq_max))
         padded = np.resize(rows, (graph.rows.ne[1], rows.shape[1]))
-        with self._synchronized_on_error():
+        try:
             self._run(graph, lambda: tensor_set(graph.rows, padded))
+        except BaseException:
+            self._synchronize_after_error()
+            raise
         return _read(graph.result, len(rows))
 
     # --- graphs ---

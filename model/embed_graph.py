@@ -64,7 +64,7 @@ class EmbedGraph(StepGraph):
 
     @cached_property
     def _arrays(self) -> dict[str, I32Array]:
-        names = ("tokens", "pos", "seq", "out_ids")
+        names = ("used", "tokens", "pos", "seq", "out_ids")
         return {name: in_place(getattr(self.inputs, name))[0] for name in names}
 
     @cached_property
@@ -86,6 +86,7 @@ class EmbedGraph(StepGraph):
         first_page = n_pages.cumsum(dtype=np.int32) - n_pages
         pos = np.arange(n, dtype=np.int32) - first
         a = self._arrays
+        a["used"][0] = 0  # all of it
         a["tokens"][:n] = np.concatenate(texts)
         a["pos"][:n] = pos
         a["seq"][:n] = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)

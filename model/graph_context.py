@@ -231,18 +231,20 @@ class GraphContext(ABC):
         scheduler = self._open_scheduler()
         if self.strict and not self.in_flight:
             scheduler.poison()
-        scheduler.wait_inputs(graph.scheduled)
+        scheduled = graph.scheduled
+        scheduler.wait_inputs(scheduled)
         set_inputs()
         wait = wait or bool(self.no_pipeline)
-        scheduler.graph_compute_async(graph.scheduled, write_late, release_inputs=not wait)
+        scheduler.graph_compute_async(scheduled, write_late, release_inputs=not wait)
         if wait:
             self.synchronize()
         else:
             self._copy, self.in_flight = (self._copy + 1) % scheduler.n_copies, True
 
-    def _synchronized_on_error(self) -> _SynchronizedOnError:
-        """Wait for all work in flight if the block fails, and raise its error."""
-        return _SynchronizedOnError(self)
+    def _synchronize_after_error(self) -> None:
+        """Wait for all work in flight. Raises nothing: the first error counts, not what follows."""
+        with suppress(LamellaError):
+            self.synchronize()
 
     def lower_priority(self) -> None:
         """Lower the priority of the calling thread, which computes, and of its helpers."""
@@ -325,20 +327,3 @@ class GraphContext(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _SynchronizedOnError:
-    """See `GraphContext._synchronized_on_error`. A class, as generators are slow for every step."""
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: GraphContext) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            with suppress(LamellaError):  # raise the first error, not its consequences
-                self._context.synchronize()

@@ -6,9 +6,10 @@ write the pool's scratch page only. Tested by tests/model/test_context*.py.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +17,19 @@ import numpy.typing as npt
 from ..alloc.buffer import buffer_of, tensor_read, view_init
 from ..alloc.host import HostBuffer
 from ..graph.graph import Graph
-from ..graph.tensor import Tensor
+from ..graph.tensor import PIECE, Tensor
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import Scheduler
 from .arch import Architecture, GraphInputs
-from .batch import UBatch
+from .batch import Run, UBatch
 from .kv_memory import KVMemory
 from .kv_sequence import KVPool
 from .layer_memory import Index, Window, groups_of, index_of
 from .loader import LoadedModel
 from .outputs import Outputs
 from .state_slots import NO_SLOT, SCRATCH_SLOT
+
+PIECE_WORDS: Final = PIECE // 4
 
 I32Array = npt.NDArray[np.int32]
 F32Array = npt.NDArray[np.float32]
@@ -116,6 +119,7 @@ class DecodeGraph(StepGraph):
         """The inputs' data in place. The graph must be scheduled."""
         inputs = self.inputs
         return _Arrays(
+            in_place(inputs.used)[0],
             in_place(inputs.tokens)[0],
             in_place(inputs.pos)[0],
             in_place(inputs.seq)[0],
@@ -133,10 +137,46 @@ class DecodeGraph(StepGraph):
                     in_place(g.begin)[0],
                     in_place(g.end)[0],
                     window,
+                    [g.pages.view_offs + i * g.pages.nb[1] for i in range(g.pages.ne[1])],
                 )
                 for g, window in zip(inputs.groups, self.windows, strict=True)
             ],
         )
+
+    @cached_property
+    def _words(self) -> memoryview:
+        """The bundle's data in place, int32. The graph must be scheduled."""
+        words: memoryview = in_place(self.inputs.whole)[0].data
+        return words
+
+    @cached_property
+    def _places(self) -> _Places:
+        """The first word of each input in the bundle."""
+
+        def word(tensor: Tensor) -> int:
+            return tensor.view_offs // 4
+
+        inputs = self.inputs
+        groups = [
+            (word(g.pages), word(g.cells), word(g.begin), word(g.end), window)
+            for g, window in zip(inputs.groups, self.windows, strict=True)
+        ]
+        return _Places(
+            word(inputs.tokens), word(inputs.pos), word(inputs.seq), word(inputs.out_ids), groups
+        )
+
+    @cached_property
+    def _has_others(self) -> bool:
+        """True if the graph has inputs that few models have."""
+        given = (self.inputs.slots, self.inputs.lora_scales, self.inputs.hidden)
+        special = (self.index, self.temperature)
+        return any(each is not None for each in (*given, *special))
+
+    @cached_property
+    def _n_small(self) -> int:
+        """The pieces of the bundle before the page tables."""
+        whole = self.inputs.whole.nbytes
+        return min((g.pages.view_offs for g in self.inputs.groups), default=whole) // PIECE
 
     @cached_property
     def _masks(self) -> I32Array:
@@ -155,36 +195,63 @@ class DecodeGraph(StepGraph):
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        tokens, pos, seq, out_ids, attn_scale, lora_scales, slots, hidden, *_, groups = self._arrays
-        n = ubatch.n_tokens
-        if n == 1:  # single elements are faster than slices
-            (run,) = ubatch.runs
-            tokens[0], pos[0], seq[0] = run.tokens[0], run.pos, 0
-            out_ids.fill(0)
+        if ubatch.n_tokens == 1 == self.params.n_tokens:
+            self._set_token(ubatch.runs[0])
         else:
-            # lists first: NumPy takes as long for one number as for a short list
-            all_tokens, all_pos, all_rows = list[int](), list[int](), list[int]()
-            all_out = list[int]()
-            for run in ubatch.runs:
-                m = len(run.tokens)
-                all_tokens += run.tokens
-                all_rows += [ubatch.seqs[run.seq]] * m
-                all_pos += (run.pos,) if m == 1 else range(run.pos, run.pos + m)
-                if run.n_outputs:
-                    all_out += range(len(all_tokens) - run.n_outputs, len(all_tokens))
-            tokens[:n], pos[:n], seq[:n] = all_tokens, all_pos, all_rows
-            out_ids[: len(all_out)] = all_out
-            out_ids[len(all_out) :] = 0
+            self._set_tokens(ubatch)
+        if self._has_others:
+            self._set_others(ubatch)
+
+    def _set_token(self, run: Run) -> None:
+        """`_set_tokens` for one token, without NumPy, which is slow for single numbers."""
+        words, places, pos = self._words, self._places, run.pos
+        words[places.tokens], words[places.pos] = run.tokens[0], pos
+        words[places.seq] = words[places.out_ids] = 0
+        ranges = [1 + len(places.groups), 0, self._n_small]
+        for pages, (row, cells, begin, end, window) in zip(
+            run.seq.pages, places.groups, strict=True
+        ):
+            first, last = row + pages.first, row + pages.end
+            words[first:last] = pages.page_words()
+            words[cells], words[end] = pages.cell(pos), pos + 1
+            words[begin] = 0 if window is None else window.begin(pos)
+            ranges += (first // PIECE_WORDS, -(-last // PIECE_WORDS))
+        words[: len(ranges)] = array("i", ranges)
+
+    def _set_tokens(self, ubatch: UBatch) -> None:
+        """Write tokens, positions, cells, spans and pages."""
+        used, tokens, pos, seq, out_ids, *_, groups = self._arrays
+        n = ubatch.n_tokens
+        # lists first: NumPy takes as long for one number as for a short list
+        all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
+        for run in ubatch.runs:
+            m = len(run.tokens)
+            all_tokens += run.tokens
+            all_rows += [ubatch.seqs[run.seq]] * m
+            all_pos += (run.pos,) if m == 1 else range(run.pos, run.pos + m)
+            if run.n_outputs:
+                all_out += range(len(all_tokens) - run.n_outputs, len(all_tokens))
+        tokens[:n], pos[:n], seq[:n] = all_tokens, all_pos, all_rows
+        out_ids[: len(all_out)] = all_out
+        out_ids[len(all_out) :] = 0
         if n < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
             tokens[n:] = pos[n:] = 0
             seq[n:] = self.params.n_seqs
+        ranges = [1, 0, self._n_small]  # of the bundle: how many, then each, in pieces
         for g, group in enumerate(groups):
-            group.set(ubatch, g, pos)
+            group.set_pages(ubatch, g, ranges)
+            group.set_spans(ubatch, g, pos)
+        used[: len(ranges)] = ranges
+
+    def _set_others(self, ubatch: UBatch) -> None:
+        """Write the inputs that few models have."""
+        arrays, n = self._arrays, ubatch.n_tokens
+        lora_scales, slots, hidden = arrays.lora_scales, arrays.slots, arrays.hidden
         if self.index is not None:
             self._set_chosen(*self.index)
-        if self.temperature is not None and attn_scale is not None:
-            attn_scale[:] = self.temperature.of(pos).view(np.int32)
+        if self.temperature is not None and arrays.attn_scale is not None:
+            arrays.attn_scale[:] = self.temperature.of(arrays.pos).view(np.int32)
         if slots is not None:
             slots[n:] = NO_SLOT, SCRATCH_SLOT
             begin = 0
@@ -232,21 +299,25 @@ class _GroupArrays(NamedTuple):
     begin: I32Array
     end: I32Array
     window: Window | None
+    places: list[int]  # of the rows in the bundle, in bytes
 
-    def set(self, ubatch: UBatch, g: int, pos: I32Array) -> None:
-        """Write the pages, cells and spans of group `g` for tokens at `pos`. Padding tokens are in
-        the last row."""
-        rows, cells, begin, end, window = self
-        for row, sequence in zip(rows, ubatch.seqs, strict=False):
+    def set_pages(self, ubatch: UBatch, g: int, ranges: list[int]) -> None:
+        """Write the pages of group `g`, and add the ranges of the bundle that have them. Padding
+        tokens are in the last row."""
+        rows, places = self.rows, self.places
+        for row, place, sequence in zip(rows, places, ubatch.seqs, strict=False):
             pages = sequence.pages[g]
-            row[pages.first : pages.end] = pages.page_numbers()
+            first, last = pages.first, pages.end
+            row[first:last] = pages.page_numbers()
+            ranges += ((place + 4 * first) // PIECE, -(-(place + 4 * last) // PIECE))
         rows[-1][0] = 0  # the scratch page
+        ranges += (places[-1] // PIECE, places[-1] // PIECE + 1)
+        ranges[0] = len(ranges) // 2
+
+    def set_spans(self, ubatch: UBatch, g: int, pos: I32Array) -> None:
+        """Write the cells and spans of group `g` for tokens at `pos`."""
+        _, cells, begin, end, window, _ = self
         n = ubatch.n_tokens
-        if n == 1 == len(cells):
-            (run,) = ubatch.runs
-            cells[0], end[0] = run.seq.pages[g].cell(run.pos), run.pos + 1
-            begin[0] = 0 if window is None else window.begin(run.pos)
-            return
         all_cells = list[int]()
         for run in ubatch.runs:
             pages, m = run.seq.pages[g], len(run.tokens)
@@ -265,9 +336,20 @@ class _GroupArrays(NamedTuple):
             begin[:] = 0
 
 
+class _Places(NamedTuple):
+    """Words of a bundle. Those of a group: its page table, cells, begin and end; and its window."""
+
+    tokens: int
+    pos: int
+    seq: int
+    out_ids: int
+    groups: list[tuple[int, int, int, int, Window | None]]
+
+
 class _Arrays(NamedTuple):
     """The data of a graph's inputs, int32 [n]."""
 
+    used: I32Array
     tokens: I32Array
     pos: I32Array
     seq: I32Array

@@ -143,13 +143,14 @@ class PageList:
     given back.
     """
 
-    __slots__ = ("_table", "end", "first", "pool")
+    __slots__ = ("_table", "_words", "end", "first", "pool")
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.first = 0
         self.end = 0
         self._table = np.empty(8, np.int32)  # grows by doubling; first..end - 1 are valid
+        self._words = self._table.data
 
     def __len__(self) -> int:
         return self.end - self.first
@@ -165,12 +166,16 @@ class PageList:
         """
         return self._table[self.first : self.end]
 
+    def page_words(self) -> memoryview:
+        """Return what `page_numbers` returns, as a view that is copied faster."""
+        return self._words[self.first : self.end]
+
     def cell(self, pos: int) -> int:
         """Return the cell of a position."""
         size = self.pool.page_size
         index = pos // size
         assert self.first <= index < self.end, f"position {pos} has no page"
-        return self._table.item(index) * size + pos % size
+        return self._words[index] * size + pos % size
 
     def cells(self, begin: int, end: int) -> I32Array:
         """Return the cell of each position in begin..end-1: int32 [end - begin], a new array."""
@@ -234,6 +239,6 @@ class PageList:
             # a new array, so that views returned earlier do not change
             table = np.empty(max(end, 2 * len(self._table)), np.int32)
             table[self.first : self.end] = self._table[self.first : self.end]
-            self._table = table
+            self._table, self._words = table, table.data
         self._table[self.end : end] = pages
         self.end = end

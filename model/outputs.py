@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from math import isfinite, isnan
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,31 @@ class TopNodes(NamedTuple):
         )
 
 
+class _TopRows(NamedTuple):
+    """The results of `TopNodes`, and the same by row. The views are of all logits and all sums."""
+
+    ids: Bytes
+    logits: Bytes
+    sums: Bytes
+    row_ids: list[I32Array]
+    row_logits: list[F32Array]
+    all_logits: memoryview
+    all_sums: memoryview
+
+    @classmethod
+    def of(cls, ids: Bytes, logits: Bytes, sums: Bytes, n_rows: int) -> _TopRows:
+        floats = logits.view(np.float32)
+        return cls(
+            ids,
+            logits,
+            sums,
+            list(ids.view(np.int32).reshape(n_rows, -1)),
+            list(floats.reshape(n_rows, -1)),
+            floats.data,
+            sums.view(np.float32).data,
+        )
+
+
 class Outputs:
     """A graph's outputs: logits [n_vocab, n_outputs], and with `n_top` the largest of each row.
 
@@ -78,7 +103,7 @@ class Outputs:
         self.logits = logits
         self.mask = mask_input(logits) if masked else None
         self.top = TopNodes.of(logits, n_top, self.mask) if n_top else None
-        self._views: dict[Tensor, tuple[Bytes, npt.NDArray[Any]]] = {}  # of results on the host
+        self._known: _TopRows | None = None  # if the host has the results
 
     @cached_property
     def in_place(self) -> F32Array | None:
@@ -114,31 +139,36 @@ class Outputs:
         """
         assert self.top is not None, "the graph returns whole rows only"
         n_rows, n_top = len(n_tops), self.top.ids.ne[0]
-        ids = self._read(self.top.ids, np.int32, n_rows)
-        logits = self._read(self.top.logits, np.float32, n_rows)
-        sums = self._read(self.top.sums, np.float32, n_rows)[:, 0].tolist()
-        first = logits[:, 0].tolist()
+        *_, ids, logits, all_logits, sums = self._top_rows(self.top, n_rows)
         rows: list[Row] = []
         for i, n in enumerate(n_tops):
-            m = n_top if 0 < n <= n_top and isfinite(first[i]) and not isnan(sums[i]) else 0
+            is_sound = isfinite(all_logits[i * n_top]) and not isnan(sums[i])
+            m = n_top if is_sound and 0 < n <= n_top else 0
             if m and masks and (mask := masks[i]) is not None:
                 m = _n_allowed(ids[i], mask())
-            rows.append(TopLogits(ids[i, :m], logits[i, :m]) if m else self._whole_row(i))
+            if m:
+                rows.append(TopLogits(ids[i][:m].copy(), logits[i][:m].copy()))
+            else:
+                rows.append(self._whole_row(i))
         return rows
 
-    def _read(self, tensor: Tensor, dtype: type[Any], n_rows: int) -> npt.NDArray[Any]:
-        """A copy of the first rows of a result [n_rows, n]."""
-        raw = buffer_of(tensor).in_place(tensor)
-        if raw is None:
-            shape = (n_rows, tensor.n_elements // self.logits.ne[1])
-            out = np.empty(shape, dtype)
-            tensor_read(tensor, out.reshape(-1).view(np.uint8))
-            return out
-        known, view = self._views.get(tensor, (None, None))
-        if view is None or known is not raw:
-            view = raw.view(dtype).reshape(self.logits.ne[1], -1)
-            self._views[tensor] = raw, view
-        return view[:n_rows].copy()
+    def _top_rows(self, top: TopNodes, n_rows: int) -> _TopRows:
+        """At least the first `n_rows` rows, in place if the host has them."""
+        known, n_most = self._known, self.logits.ne[1]
+        ids = buffer_of(top.ids).in_place(top.ids)
+        logits = buffer_of(top.logits).in_place(top.logits)
+        sums = buffer_of(top.sums).in_place(top.sums)
+        if ids is None or logits is None or sums is None:
+            read = [np.empty(n_rows * t.nbytes // n_most, np.uint8) for t in top]
+            for t, out in zip(top, read, strict=True):
+                tensor_read(t, out)
+            sums, ids, logits = read
+            return _TopRows.of(ids, logits, sums, n_rows)
+        if known is None or not (
+            known.ids is ids and known.logits is logits and known.sums is sums
+        ):
+            self._known = known = _TopRows.of(ids, logits, sums, n_most)
+        return known
 
     def _whole_row(self, i: int) -> F32Array:
         row = np.empty(self.logits.ne[0], np.float32)
@@ -171,7 +201,7 @@ def top_size(n_tops: Sequence[int], sizes: Sequence[int]) -> int:
             serves.
         sizes: ascending.
     """
-    most = max(n_tops, default=0)
+    most = max(n_tops) if n_tops else 0
     if most > sizes[-1]:
         most = max((n for n in n_tops if n <= sizes[-1]), default=0)
     return sizes[bisect_left(sizes, most)] if most else 0

@@ -320,6 +320,12 @@ class Backend(ABC):
         """Compile a graph with fixed addresses into a plan. Fallback: the plan is the graph."""
         return graph
 
+    def graph_plan_with_inputs(self, graph: Graph, inputs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+        """Compile a graph as `graph_plan_create` does. Before each run of the plan,
+        `set_input_async` is called for `inputs`, pairs of a graph input and its copy here. The plan
+        may make these copies, before it computes. Fallback: it makes none."""
+        return self.graph_plan_create(graph)
+
     def graph_plan_compute(self, plan: Any) -> None:
         """Compute a plan of `graph_plan_create`."""
         self.graph_compute(plan)

@@ -107,9 +107,11 @@ class Executor:
             BackendError: a device failed; no work is in flight any more.
         """
         try:
-            for backend in self.hazards.backends:  # of the others, all work is done
-                backend.begin_synchronize()
-            for backend in self.hazards.backends:
+            backends = self.hazards.backends  # of the others, all work is done
+            if len(backends) > 1:
+                for backend in backends:
+                    backend.begin_synchronize()
+            for backend in backends:
                 backend.synchronize()
         except BaseException:
             self._drain()

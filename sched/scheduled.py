@@ -61,6 +61,11 @@ class ScheduledSplit:
     ahead: list[Transfer]
     waits_ahead: bool
 
+    @property
+    def inputs(self) -> list[tuple[Tensor, Tensor]]:
+        """The graph inputs that are copied for this split, each with its copy."""
+        return [(t.src, t.dst) for t in self.transfers if t.is_graph_input]
+
 
 class Recorded(NamedTuple):
     """The calls to backends of a run that started with nothing in flight, and the state after."""

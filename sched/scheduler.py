@@ -164,8 +164,11 @@ class Scheduler:
             parts, order = self._split(graph, copy_index)
             self._fit(order)
             scheduled = self._place(parts, order)
-            for split in parts.splits:
-                split.plan = split.backend.graph_plan_create(split.graph)
+            for run in scheduled.runs:
+                split = run.split
+                # in a pipeline, inputs of several runs are in flight
+                inputs = run.inputs if self.n_copies == 1 else []
+                split.plan = split.backend.graph_plan_with_inputs(split.graph, inputs)
         except BaseException:
             graph.restore()
             raise

@@ -19,15 +19,16 @@ from ...alloc.buffer import Buffer, Data, Usage, as_bytes, buffer_of
 from ...alloc.host import HostBuffer
 from ...base.errors import BackendError
 from ...graph.graph import Graph
-from ...graph.tensor import Tensor
+from ...graph.tensor import BUNDLE, Tensor
 from ...sched.backend import Backend, CallTime, Event
 from ..compute import unusable_memory
 from ..plan.timing import Timing
 from .driver import Address, Gpu, GraphExec
 from .driver import Event as CudaHandle
+from .inputs import INPUT_BYTES, Bundle, InputMemory
 from .memory import CudaBuffer, PinnedBuffer
 from .plan import CudaPlan
-from .results import Results
+from .results import RESULT_BYTES, Results
 
 if TYPE_CHECKING:
     from .device import CudaDevice
@@ -36,6 +37,8 @@ ERROR_BYTES: Final = 32  # a report: the words call, value, limit, and an unused
 LINE: Final = 64  # alignment of inputs in bytes
 STAGING: Final = 256  # offset of inputs in pinned memory
 STAGED_BYTES: Final = 2 << 20  # most bytes of inputs in flight: page tables of 128k positions fit
+NUMBERS: Final = 64  # offset of the numbers of `InputMemory`
+PINNED_BYTES: Final = STAGING + STAGED_BYTES + RESULT_BYTES + INPUT_BYTES
 CALLS: Final = count(1)  # numbers of calls, unique in the process
 
 
@@ -52,15 +55,23 @@ class CudaEvent(Event):
 
 
 class CapturedPlan:
-    """A plan as a CUDA graph, and its results. `work` is its scratch memory."""
+    """A plan as a CUDA graph, with its results and the inputs that it copies. `work` is its scratch
+    memory."""
 
     def __init__(
-        self, plan: CudaPlan, gpu: Gpu, graph: GraphExec, work: Buffer | None, results: Results
+        self,
+        plan: CudaPlan,
+        gpu: Gpu,
+        graph: GraphExec,
+        work: Buffer | None,
+        results: Results,
+        bundle: Bundle | None,
     ) -> None:
         self.plan = plan
         self.graph = graph
         self.work = work
         self.results = results
+        self.bundle = bundle
         weakref.finalize(self, gpu.graph_free, graph).atexit = False
 
 
@@ -81,9 +92,14 @@ class CudaBackend(Backend):
         pinned.clear()
         self._pinned = pinned
         self._reported = pinned.memory[:ERROR_BYTES].data.cast("q")  # kernels write it
-        self._results = pinned.memory[STAGING + STAGED_BYTES :]  # kernels write it, too
+        end = STAGING + STAGED_BYTES + RESULT_BYTES
+        self._results = pinned.memory[STAGING + STAGED_BYTES : end]  # kernels write it, too
         self._shown: Results | None = None
         self._staged = 0  # bytes of inputs in flight, from STAGING on
+        self._inputs = InputMemory(pinned.memory[NUMBERS:STAGING], pinned.memory[end:])
+        self._bundles: dict[Tensor, Bundle] = {}  # by their copies, while the plans live
+        self._given: Bundle | None = None  # inputs for the next plan, until it runs
+        self._may_read = False  # work in flight may still read `_inputs`
         # last, because the allocations before may fail
         self.stream = self.gpu.stream_new()
         self._tail = CudaEvent(self.gpu)
@@ -107,11 +123,32 @@ class CudaBackend(Backend):
     # --- computing ---
 
     def graph_plan_create(self, graph: Graph) -> CapturedPlan:
+        return self.graph_plan_with_inputs(graph, ())
+
+    def graph_plan_with_inputs(
+        self, graph: Graph, inputs: Sequence[tuple[Tensor, Tensor]]
+    ) -> CapturedPlan:
         results = Results(graph, self._results)
         plan = self._compile(graph, results)
-        graph_exec = self._captured(lambda: plan.launch(self.gpu, self.stream))
-        captured = CapturedPlan(plan, self.gpu, graph_exec, self.work, results)
+        bundles = {
+            dst: self._inputs.bundle(src, self._here(dst), self.device.library)
+            for src, dst in inputs
+            if src.flags & BUNDLE
+        }
+        bundle = next(iter(bundles.values())) if len(bundles) == 1 else None
+
+        def submit() -> None:
+            if bundle is not None:
+                bundle.launch.submit(self.gpu, self.stream)
+            plan.launch(self.gpu, self.stream)
+
+        graph_exec = self._captured(submit)
+        captured = CapturedPlan(plan, self.gpu, graph_exec, self.work, results, bundle)
         self.gpu.graph_upload(graph_exec, self.stream)  # if that fails, the graph is freed
+        if bundle is not None:
+            (copy,) = bundles
+            self._bundles[copy] = bundle
+            weakref.finalize(captured, self._bundles.pop, copy, None).atexit = False
         return captured
 
     def _captured(self, submit: Callable[[], None]) -> GraphExec:
@@ -131,23 +168,25 @@ class CudaBackend(Backend):
             self.gpu.graph_free(self.gpu.capture_end(self.stream))
 
     def graph_plan_compute(self, plan: CapturedPlan) -> None:
+        self._given = None  # the plan's own, which it copies
         self._in_flight.add(plan)
-        self._show(plan.results)
+        if self._shown is not plan.results:
+            self._show(plan.results)
         self.gpu.graph_launch(plan.graph, self.stream)
 
     def _show(self, results: Results | None) -> None:
         """Let reads take these results where the host has them, and no others."""
-        if self._shown is not results:
-            if self._shown is not None:
-                self._shown.hide()
-            if results is not None:
-                results.show()
-            self._shown = results
+        if self._shown is not None:
+            self._shown.hide()
+        if results is not None:
+            results.show()
+        self._shown = results
 
     def graph_plan_profile(self, plan: CapturedPlan) -> Sequence[CallTime]:
         """Launch kernels in graphs that record an event before each and after the last, so that no
         time includes a wait for the host. It includes the gap to the kernel before."""
         timing = Timing(plan.plan.parts)
+        self._copy_given()  # the launches below do not
         self._show(None)
         with self._timed_events(len(plan.plan.launches) + 1) as events:
             self.synchronize()  # inputs have arrived, and earlier work is not measured
@@ -188,6 +227,7 @@ class CudaBackend(Backend):
                 self.gpu.event_free(event)
 
     def graph_compute(self, graph: Graph) -> None:
+        self._copy_given()
         self._show(None)
         plan = self._compile(graph)
         plan.launch(self.gpu, self.stream)
@@ -218,12 +258,15 @@ class CudaBackend(Backend):
     def synchronize(self) -> None:
         if self._freed:
             return  # `free` has waited
+        if self._given is not None:  # a profiler waits for copies before the plan runs
+            self._copy_given()
         if self._has_ahead:
             self.gpu.stream_synchronize(self._ahead)
             self._has_ahead = False
         self.gpu.stream_synchronize(self.stream)
         self._in_flight.clear()
         self._staged = 0
+        self._may_read = False
         if self._reported[0]:
             call, value, limit, _ = self._reported
             self._reported[0] = 0
@@ -242,6 +285,10 @@ class CudaBackend(Backend):
             self.gpu.write_async(at, raw.ctypes.data, raw.size, self.stream)
 
     def set_input_async(self, src: Tensor, dst: Tensor) -> bool:
+        bundle = self._bundles.get(dst)
+        if bundle is not None:
+            self._give(bundle)
+            return True
         source, size = buffer_of(src), src.nbytes
         if size == 0:
             return True
@@ -253,17 +300,30 @@ class CudaBackend(Backend):
         # through pinned memory: CUDA does not guarantee when it has read the user's memory
         begin = STAGING + self._staged
         self._pinned.memory[begin : begin + size] = source.memory[src.offset : src.offset + size]
-        at = self._pinned.memory.ctypes.data + begin
+        at = self._pinned.address + begin
         self.gpu.write_async(self._here(dst), at, size, self.stream)
         self._staged += -(-size // LINE) * LINE
         return True
+
+    def _give(self, bundle: Bundle) -> None:
+        """Write inputs to the memory that the next plan reads, as soon as the last one has."""
+        if self._may_read and not self._inputs.is_read:
+            self.gpu.stream_synchronize(self.stream)
+        self._inputs.write(bundle)
+        self._given, self._may_read = bundle, True
+
+    def _copy_given(self) -> None:
+        """Copy the inputs that were given to a plan which does not run next, or not as a whole."""
+        bundle, self._given = self._given, None
+        if bundle is not None:
+            self.gpu.write_async(bundle.copy, self._inputs.address, bundle.size, self.stream)
 
     def cpy_tensor_async(self, src_backend: Backend, src: Tensor, dst: Tensor) -> bool:
         source = buffer_of(src)
         if src.nbytes == 0:
             return True
         if isinstance(source, HostBuffer) and not src_backend.is_async:
-            at = source.memory.ctypes.data + src.offset
+            at = source.address + src.offset
             self.gpu.write_async(self._here(dst), at, src.nbytes, self.stream)
             return True
         if not isinstance(source, CudaBuffer) or not isinstance(src_backend, CudaBackend):
@@ -285,7 +345,7 @@ class CudaBackend(Backend):
         self._has_ahead = True
         self.event_record(self._tail)
         self.gpu.event_wait(self._ahead, self._tail.handle)
-        at = source.memory.ctypes.data + src.offset
+        at = source.address + src.offset
         self.gpu.write_async(self._here(dst), at, src.nbytes, self._ahead)
 
     def wait_copies_ahead(self) -> None:

@@ -15,14 +15,13 @@ from ...graph.tensor import Tensor
 from ...sched.backend import Caps, CompileProgress, Device, DeviceReport, DeviceType, KeepAlive
 from ..compute import address_of
 from ..plan.kernel_set import KernelSet
-from .backend import STAGED_BYTES, STAGING, CudaBackend, CudaEvent
+from .backend import PINNED_BYTES, CudaBackend, CudaEvent
 from .driver import Compiler, Gpu
 from .kernel_set import kernels_for
 from .library import Library
 from .limits import sizes_of
 from .memory import CudaBufferType, PinnedBufferType
 from .plan import work_size
-from .results import RESULT_BYTES
 from .table import CudaCall
 
 MIN_OFFLOADED: Final = 32  # tokens from which on copying an op's weights is worth it (ggml-cuda.cu)
@@ -112,7 +111,7 @@ class CudaDevice(Device):
 
     @property
     def backend_memory(self) -> Sequence[tuple[BufferType, int]]:
-        return ((self._staging, STAGING + STAGED_BYTES + RESULT_BYTES),)
+        return ((self._staging, PINNED_BYTES),)
 
     def event_new(self) -> CudaEvent:
         return CudaEvent(self.gpu)

@@ -142,12 +142,12 @@ class PinnedBuffer(HostBuffer):
 
     def __init__(self, buft: BufferType, size: int, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._address = gpu.alloc_host(size)
-        super().__init__(buft, host_bytes(self._address, size))
+        super().__init__(buft, host_bytes(gpu.alloc_host(size), size))
 
     def _release(self) -> None:
+        address = self.address
         super()._release()
-        self._gpu.free_host(self._address)
+        self._gpu.free_host(address)
 
 
 def host_bytes(address: Address, size: int) -> Bytes:

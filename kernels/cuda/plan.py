@@ -47,6 +47,10 @@ class Launch:
     shared_memory: int
     words: Words
 
+    def submit(self, gpu: Gpu, stream: Stream) -> None:
+        """Give the launch to a stream."""
+        gpu.launch(self.function, self.grid, self.block, self.shared_memory, self.words, stream)
+
 
 class CudaPlan:
     """The launches that compute a graph's nodes, in order.
@@ -99,8 +103,7 @@ class CudaPlan:
 
     def launch_one(self, i: int, gpu: Gpu, stream: Stream) -> None:
         """Submit the i-th launch to a stream."""
-        one = self.launches[i]
-        gpu.launch(one.function, one.grid, one.block, one.shared_memory, one.words, stream)
+        self.launches[i].submit(gpu, stream)
 
     @cached_property
     def parts(self) -> list[Part]:

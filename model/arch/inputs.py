@@ -37,9 +37,11 @@ class GroupInputs:
 class GraphInputs:
     """The input tensors of a graph, written before each computation.
 
-    All are views of `whole`, so that a device receives them in one copy.
+    All are views of `whole`, so that a device receives them in one copy. Page tables come last, as
+    often only a few of their pages are in use.
 
     Attributes:
+        used: I32 [n] the parts of `whole` that are in use, see `Tensor.set_bundle`.
         tokens: I32 [n_tokens] token ids.
         pos: I32 [n_tokens] position of each token.
         seq: I32 [n_tokens] column of each token's sequence in page tables.
@@ -57,6 +59,7 @@ class GraphInputs:
     """
 
     whole: Tensor
+    used: Tensor
     tokens: Tensor
     pos: Tensor
     seq: Tensor
@@ -84,17 +87,17 @@ class GraphInputs:
         """Return unallocated inputs of these sizes. `n_parts`: of adapters. `n_hidden`: elements of
         a hidden state."""
         one = (n_tokens,)
-        shapes: dict[str, tuple[int, ...]]
-        shapes = {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
+        groups = [group.name.replace(" ", "_") for group in groups_of(memory)]
+        shapes: dict[str, tuple[int, ...]] = {"used": (3 + 2 * len(groups) * n_seqs,)}
+        shapes |= {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
         shapes |= {"attn_scale": one, "lora_scales": (n_parts, n_tokens)}
         shapes["slots"] = (2, n_tokens if state_group(memory) else 0)
         shapes["rows"] = shapes["n_chosen"] = (n_tokens if index_of(memory) else 0,)
         shapes["hidden"] = (n_hidden, n_tokens)
         every = list(shapes.items())
-        for group in groups_of(memory):
-            name = group.name.replace(" ", "_")
-            every += ((f"pages_{name}", (n_pages, n_seqs)), (f"cells_{name}", one))
-            every += ((f"begin_{name}", one), (f"end_{name}", one))
+        for name in groups:
+            every += ((f"cells_{name}", one), (f"begin_{name}", one), (f"end_{name}", one))
+        every += ((f"pages_{name}", (n_pages, n_seqs)) for name in groups)
         sizes = [-(-math.prod(ne) // ALIGNED) * ALIGNED for _, ne in every]
         whole = Tensor(GGMLType.I32, (sum(sizes),), name="inputs").set_bundle()
         begins = accumulate(sizes, initial=0)
@@ -106,9 +109,11 @@ class GraphInputs:
         for name in ("lora_scales", "slots", "rows", "n_chosen", "hidden"):
             if not shared[name].n_elements:
                 shared[name] = None
-        rest = views[len(shapes) :]
-        groups = tuple(GroupInputs(*rest[i : i + 4]) for i in range(0, len(rest), 4))
-        return cls(whole, **shared, groups=groups, group_of=group_indices(memory))
+        small, tables = views[len(shapes) :], views[len(views) - len(groups) :]
+        found = tuple(
+            GroupInputs(pages, *small[3 * g : 3 * g + 3]) for g, pages in enumerate(tables)
+        )
+        return cls(whole, **shared, groups=found, group_of=group_indices(memory))
 
     def group(self, il: int) -> GroupInputs:
         """Return the inputs of the group whose memory layer `il` uses."""

@@ -23,6 +23,7 @@ from reference_run import ids, leaf, normal, with_prepared
 from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda.inputs import FROM_HOST
 from lamella.kernels.cuda.kernel_set import KERNELS, kernels_for
 from lamella.kernels.cuda.limits import H100, Limits
 from lamella.kernels.cuda.results import to_host
@@ -198,6 +199,7 @@ def kernels_in_use() -> dict[CudaKernel, str]:
     calls.append(("results", to_host(Tensor(GGMLType.F32, (1,)))))
     for name, call in calls:
         found.setdefault(call.kernel, name)
+    found[FROM_HOST] = "inputs"
     return found
 
 
