@@ -376,7 +376,8 @@ class Context(GraphContext):
         )
 
     def _pin(self, graph: StepGraph) -> None:
-        """Pin attention to the device of its pages, as any other would copy the whole pool."""
+        """Also pin attention to the device of its pages, as any other would copy the whole pool."""
+        super()._pin(graph)
         scheduler = self._open_scheduler()
         backends = {b.device.buffer_type: b for b in reversed(self._backends.values())}
         for node in graph.graph.nodes:

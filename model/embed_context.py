@@ -226,9 +226,6 @@ class EmbedContext(GraphContext):
         if self._runs_first:
             self.embed([np.zeros(1, np.int32)])
 
-    def _pin(self, graph: StepGraph) -> None:
-        """There is no pool that attention must stay with."""
-
     # --- memory: there is none between steps ---
 
     @property

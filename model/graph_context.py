@@ -8,16 +8,18 @@ Tested by tests/model/test_context*.py and test_embed_context.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
-from ..alloc.buffer import Buffer, Usage
+from ..alloc.buffer import Buffer, BufferType, Usage
 from ..base.errors import ClosedError, LamellaError, OutOfMemoryError
 from ..base.log import get_logger
 from ..base.priority import lower_priority
 from ..base.settings import NO_REUSE, NO_WARM_UP, STRICT
-from ..sched.backend import Backend, Device
+from ..graph.op import Op
+from ..graph.tensor import Tensor
+from ..sched.backend import Backend, Device, DeviceType
 from ..sched.compute import EvalCallback, WriteLate
 from ..sched.profile import Profiler
 from ..sched.scheduled import ScheduledGraph
@@ -29,6 +31,8 @@ from .params import ContextParams
 from .strict import report_unexpected
 
 log = get_logger("context")
+
+NORMS: Final = (Op.RMS_NORM, Op.NORM)
 
 G = TypeVar("G", bound=StepGraph)
 
@@ -140,10 +144,6 @@ class GraphContext(ABC):
     def _warm_up(self) -> None:
         """Compile graphs that cover all kernels, so that no request waits for a compiler."""
 
-    @abstractmethod
-    def _pin(self, graph: StepGraph) -> None:
-        """Pin nodes to backends before the graph is scheduled."""
-
     # --- opening ---
 
     def _open(self) -> None:
@@ -180,6 +180,22 @@ class GraphContext(ABC):
             scheduler.reserve(graph.graph)
 
     # --- graphs ---
+
+    def _pin(self, graph: StepGraph) -> None:
+        """Pin nodes to backends before the graph is scheduled: the first norm of a device to its
+        weight, as llama.cpp does. Else it follows the device before, and two rows are copied for a
+        token instead of one: those before and after the norm."""
+        scheduler, before = self._open_scheduler(), None
+        backends = {b.device.buffer_type: b for b in reversed(self._backends.values())}
+        for node in graph.graph.nodes:
+            backend = _weights_backend(node, backends)
+            if backend is None or backend is before:
+                continue
+            norm = node.src[0]
+            is_first = before is not None and node.op is Op.MUL and norm.op in NORMS
+            if is_first and backend.supports_op(norm):
+                scheduler.set_tensor_backend(norm, backend)
+            before = backend
 
     def _cached(self, params: Hashable, n_tokens: int, build: Callable[[], G]) -> G:
         """Return a scheduled graph: the cached one of these parameters if it can be reused."""
@@ -327,3 +343,13 @@ class GraphContext(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _weights_backend(node: Tensor, backends: Mapping[BufferType, Backend]) -> Backend | None:
+    """The backend that has weights of a node; None if there are none, or in the CPU's memory."""
+    for src in node.src:
+        if src.buffer is not None and src.buffer.usage is Usage.WEIGHTS:
+            backend = backends.get(src.buffer.buft)
+            if backend is not None and backend.device.type is not DeviceType.CPU:
+                return backend
+    return None

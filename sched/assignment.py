@@ -14,7 +14,8 @@ from .backend import Backend
 
 # Every cause with its explanation. The cause of a weight ends with the index of its source.
 CAUSES: dict[str, str] = {
-    "usr": "it was pinned before scheduling, as attention is to the memory of its keys and values",
+    "usr": "it was pinned before scheduling, as attention is to the memory of its keys and values, "
+    "and the first norm of a device to its weights",
     "1.dst": "its data is already in memory that this backend can use",
     "1.vsrc": "it is a view of a tensor that 1.dst would match (1.dst always applies first)",
     "1.inp": "it is an input of the graph, written by the host",

@@ -54,7 +54,10 @@ class Reasons:
     def _pinned(self, t: Tensor, device: str) -> str:
         data = [s.root for s in t.src if _is_persistent(s.root)]
         if not data:
-            return "it was pinned"
+            reader = self._reader(t, device)
+            if reader is None or rule_of(self._scheduled.causes[reader]) != "1.wgt":
+                return "it was pinned"
+            return f"it was pinned to the weights of {label(reader)}, which reads it"
         names = list(dict.fromkeys(label(t) for t in data))
         verb = "is" if len(names) == 1 else "are"
         return f"it was pinned to its data; {_listed(names)} {verb} {self._where(data[0], device)}"
@@ -103,8 +106,7 @@ class Reasons:
         return f"it is a view of {label(t.root)} on {device}"
 
     def _by_reader(self, t: Tensor, device: str) -> str:
-        readers = (n for n in self._computing if any(self._original(s).root is t for s in n.src))
-        reader = next((n for n in readers if self._device(n) == device), None)
+        reader = self._reader(t, device)
         name = "the node" if reader is None else label(reader)
         return f"{name}, which reads it, is on {device}"
 
@@ -113,6 +115,11 @@ class Reasons:
 
     def _by_rotation(self, t: Tensor, device: str) -> str:
         return "it is one of the copies of a graph input that a pipeline rotates through"
+
+    def _reader(self, t: Tensor, device: str) -> Tensor | None:
+        """The first node on a device that reads a tensor."""
+        readers = (n for n in self._computing if any(self._original(s).root is t for s in n.src))
+        return next((n for n in readers if self._device(n) == device), None)
 
     def _neighbor(self, t: Tensor) -> tuple[Tensor, int] | None:
         """The node whose device spread to this one, and its direction: -1 above, 1 below.
