@@ -113,7 +113,7 @@ class UBatch:
     @property
     def n_tops(self) -> list[int]:
         """For each output, the number of largest logits it needs; 0 for all."""
-        return [run.n_top for run in self.runs for _ in range(run.n_outputs)]
+        return [n for run in self.runs for n in (run.n_top,) * run.n_outputs]
 
     @property
     def is_adapted(self) -> bool:

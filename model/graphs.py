@@ -7,7 +7,7 @@ write the pool's scratch page only. Tested by tests/model/test_context*.py.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
@@ -23,7 +23,7 @@ from ..sched.scheduler import Scheduler
 from .arch import Architecture, GraphInputs
 from .batch import Run, UBatch
 from .kv_memory import KVMemory
-from .kv_sequence import KVPool
+from .kv_sequence import KVPool, KVSequence
 from .layer_memory import Index, Window, groups_of, index_of
 from .loader import LoadedModel
 from .outputs import Outputs
@@ -119,7 +119,6 @@ class DecodeGraph(StepGraph):
         """The inputs' data in place. The graph must be scheduled."""
         inputs = self.inputs
         return _Arrays(
-            in_place(inputs.used)[0],
             in_place(inputs.tokens)[0],
             in_place(inputs.pos)[0],
             in_place(inputs.seq)[0],
@@ -132,12 +131,10 @@ class DecodeGraph(StepGraph):
             None if (rows := inputs.rows) is None else in_place(rows)[0],
             [
                 _GroupArrays(
-                    list(in_place(g.pages)),
                     in_place(g.cells)[0],
                     in_place(g.begin)[0],
                     in_place(g.end)[0],
                     window,
-                    [g.pages.view_offs + i * g.pages.nb[1] for i in range(g.pages.ne[1])],
                 )
                 for g, window in zip(inputs.groups, self.windows, strict=True)
             ],
@@ -204,23 +201,19 @@ class DecodeGraph(StepGraph):
 
     def _set_token(self, run: Run) -> None:
         """`_set_tokens` for one token, without NumPy, which is slow for single numbers."""
-        words, places, pos = self._words, self._places, run.pos
+        words, places, pos, seqs = self._words, self._places, run.pos, (run.seq,)
         words[places.tokens], words[places.pos] = run.tokens[0], pos
         words[places.seq] = words[places.out_ids] = 0
         ranges = [1 + len(places.groups), 0, self._n_small]
-        for pages, (row, cells, begin, end, window) in zip(
-            run.seq.pages, places.groups, strict=True
-        ):
-            first, last = row + pages.first, row + pages.end
-            words[first:last] = pages.page_words()
-            words[cells], words[end] = pages.cell(pos), pos + 1
+        for g, (_, cells, begin, end, window) in enumerate(places.groups):
+            words[cells], words[end] = run.seq.pages[g].cell(pos), pos + 1
             words[begin] = 0 if window is None else window.begin(pos)
-            ranges += (first // PIECE_WORDS, -(-last // PIECE_WORDS))
+            self._set_pages(g, seqs, ranges)
         words[: len(ranges)] = array("i", ranges)
 
     def _set_tokens(self, ubatch: UBatch) -> None:
         """Write tokens, positions, cells, spans and pages."""
-        used, tokens, pos, seq, out_ids, *_, groups = self._arrays
+        tokens, pos, seq, out_ids, *_, groups = self._arrays
         n = ubatch.n_tokens
         # lists first: NumPy takes as long for one number as for a short list
         all_tokens, all_pos, all_rows, all_out = list[int](), list[int](), list[int](), list[int]()
@@ -238,11 +231,26 @@ class DecodeGraph(StepGraph):
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
             tokens[n:] = pos[n:] = 0
             seq[n:] = self.params.n_seqs
-        ranges = [1, 0, self._n_small]  # of the bundle: how many, then each, in pieces
+        ranges = [0, 0, self._n_small]  # of the bundle: how many, then each, in pieces
         for g, group in enumerate(groups):
-            group.set_pages(ubatch, g, ranges)
-            group.set_spans(ubatch, g, pos)
-        used[: len(ranges)] = ranges
+            group.set(ubatch, g, pos)
+            self._set_pages(g, ubatch.seqs, ranges)
+            row = self._places.groups[g][0] + self.params.n_seqs * self.inputs.groups[g].pages.ne[0]
+            self._words[row] = 0  # the scratch page, of padding tokens
+            ranges += (row // PIECE_WORDS, row // PIECE_WORDS + 1)
+        ranges[0] = len(ranges) // 2
+        self._words[: len(ranges)] = array("i", ranges)
+
+    def _set_pages(self, g: int, seqs: Iterable[KVSequence], ranges: list[int]) -> None:
+        """Write the pages of group `g`, and add the ranges of the bundle that have them."""
+        words, width = self._words, self.inputs.groups[g].pages.ne[0]
+        row = self._places.groups[g][0]
+        for sequence in seqs:
+            pages = sequence.pages[g]
+            first, last = row + pages.first, row + pages.end
+            words[first:last] = pages.page_words()
+            ranges += (first // PIECE_WORDS, -(-last // PIECE_WORDS))
+            row += width
 
     def _set_others(self, ubatch: UBatch) -> None:
         """Write the inputs that few models have."""
@@ -291,32 +299,16 @@ class DecodeGraph(StepGraph):
 
 
 class _GroupArrays(NamedTuple):
-    """The data of a group's inputs: int32 rows of the page table, then [n], and the window of its
-    layers."""
+    """The data of a group's cells and spans, int32 [n], and the window of its layers."""
 
-    rows: list[I32Array]
     cells: I32Array
     begin: I32Array
     end: I32Array
     window: Window | None
-    places: list[int]  # of the rows in the bundle, in bytes
 
-    def set_pages(self, ubatch: UBatch, g: int, ranges: list[int]) -> None:
-        """Write the pages of group `g`, and add the ranges of the bundle that have them. Padding
-        tokens are in the last row."""
-        rows, places = self.rows, self.places
-        for row, place, sequence in zip(rows, places, ubatch.seqs, strict=False):
-            pages = sequence.pages[g]
-            first, last = pages.first, pages.end
-            row[first:last] = pages.page_numbers()
-            ranges += ((place + 4 * first) // PIECE, -(-(place + 4 * last) // PIECE))
-        rows[-1][0] = 0  # the scratch page
-        ranges += (places[-1] // PIECE, places[-1] // PIECE + 1)
-        ranges[0] = len(ranges) // 2
-
-    def set_spans(self, ubatch: UBatch, g: int, pos: I32Array) -> None:
+    def set(self, ubatch: UBatch, g: int, pos: I32Array) -> None:
         """Write the cells and spans of group `g` for tokens at `pos`."""
-        _, cells, begin, end, window, _ = self
+        cells, begin, end, window = self
         n = ubatch.n_tokens
         all_cells = list[int]()
         for run in ubatch.runs:
@@ -349,7 +341,6 @@ class _Places(NamedTuple):
 class _Arrays(NamedTuple):
     """The data of a graph's inputs, int32 [n]."""
 
-    used: I32Array
     tokens: I32Array
     pos: I32Array
     seq: I32Array
