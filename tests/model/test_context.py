@@ -18,12 +18,14 @@ from weight_types import Type
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
 from lamella.base.settings import NO_REUSE
 from lamella.graph import GGMLType
+from lamella.graph.tensor import PIECE
 from lamella.graph.types import KV_TYPES
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.devices import find_devices
-from lamella.model.batch import Batch
+from lamella.model.batch import Batch, cut_batch
 from lamella.model.context import Context
+from lamella.model.graphs import in_place
 from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.params import ContextParams
@@ -97,6 +99,40 @@ def test_decoding_256_tokens_builds_at_most_three_graphs(opened: Open) -> None:
         extend(context, seq, [token])
     assert context.n_graphs_built <= 3
     assert context.n_reused >= 255
+
+
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_inputs_say_which_of_them_are_in_use(opened: Open, n_tokens: int) -> None:
+    """Pages of sequences and the scratch page of padding tokens, but no other pages."""
+    context = opened(n_ctx=4096, n_parallel=4)
+    seqs = [context.pool.new_sequence() for _ in range(3 if n_tokens > 1 else 1)]
+    batch = Batch()
+    for seq in seqs:
+        extend(context, seq, TEXT[:80])
+        context.append(seq, n_tokens)
+        batch.add(TEXT[:n_tokens], seq, 80)
+    (ubatch,) = cut_batch(batch, context.n_ubatch, context.n_seq_max)
+    graph = context._graph_for(context._params_of(ubatch, 0, False))
+    graph.set_inputs(ubatch)
+    whole, words = graph.inputs.whole, in_place(graph.inputs.whole)[0].tolist()
+    used = set[int]()
+    ranges = words[1 : 1 + 2 * words[0]]
+    for begin, end in zip(ranges[::2], ranges[1::2], strict=True):
+        used |= set(range(begin * PIECE // 4, end * PIECE // 4))
+    tables = [group.pages for group in graph.inputs.groups]
+    n_small = min(t.view_offs for t in tables) // 4
+    assert set(range(n_small)) <= used <= set(range(whole.nbytes // 4))
+    for g, table in enumerate(tables):
+        row = table.view_offs // 4
+        for seq in seqs:
+            pages = seq.pages[g].page_numbers().tolist()
+            at = range(row + seq.pages[g].first, row + seq.pages[g].end)
+            assert set(at) <= used
+            assert [words[i] for i in at] == pages
+            row += table.ne[0]
+        scratch = table.view_offs // 4 + graph.params.n_seqs * table.ne[0]
+        assert n_tokens == 1 or (scratch in used and words[scratch] == 0)
+    assert len(used) < n_small + 16 * len(tables) * (len(seqs) + 1)
 
 
 def test_a_rebuilt_graph_computes_the_same_bits(opened: Open) -> None:
