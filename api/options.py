@@ -55,9 +55,7 @@ class LoadOptions(TypedDict, total=False):
     n_ubatch: int
     """maximum number of tokens computed at once (default: 512)"""
     type_k: str
-    """type of cached keys: f16, bf16, f32, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1; iq4_nl on the
-    CPU only (default: f16)
-    """
+    """type of cached keys: f16, bf16, f32, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1 (default: f16)"""
     type_v: str
     """type of cached values (default: f16)"""
     swa_full: bool

@@ -341,7 +341,7 @@ class ContextParams(Options):
         *("-ctk", "--cache-type-k"),
         check=check_kv_type,
         metavar="TYPE",
-        help=f"type of cached keys: {KV_NAMES}; iq4_nl on the CPU only",
+        help=f"type of cached keys: {KV_NAMES}",
         default_text="f16",
     )
     type_v: GGMLType = option(

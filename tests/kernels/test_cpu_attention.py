@@ -6,7 +6,6 @@ import math
 from itertools import product
 
 import cpu_run
-import cuda_run
 import numpy as np
 import pytest
 from attention_run import (
@@ -125,9 +124,3 @@ def test_a_plan_may_be_run_again_with_other_positions() -> None:
             q = leaf(values_of(node.src[0])[0, t : t + 1])
             alone = build(shape, [t], [two[t]], q=q)
             assert (cpu_run.compute(alone)[0, 0] == data(node)[0, t]).all(), two
-
-
-def test_gpus_leave_keys_of_iq4_nl_to_the_cpu() -> None:
-    for type in KV_TYPES:
-        for node in (build(Shape(type_k=type)), build(Shape(type_v=type))):
-            assert cuda_run.supports(node) == (type is not GGMLType.IQ4_NL)

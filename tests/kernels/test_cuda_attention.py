@@ -29,10 +29,12 @@ from reference_run import Array, leaf, normal, values_of
 
 from lamella.base.settings import NO_SPLIT
 from lamella.graph import GGMLType, Tensor, ops
+from lamella.graph.types import KV_TYPES
 from lamella.kernels.cuda.ops.attention import Division, calls_of, divided, has_tensor_cores
 
 pytestmark = needs_compiler
 Q4_0, Q4_1, Q5_0, Q5_1 = GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1
+IQ4_NL = GGMLType.IQ4_NL
 
 
 def check_tensor(*args: Any, **params: Any) -> Array:
@@ -64,6 +66,8 @@ def check_f32(*args: Any, **params: Any) -> Array:
         Shape(2, 1, 64, 64, Q4_0, Q4_1),
         Shape(4, 2, 48, 80, Q5_0, Q5_1),  # heads begin and end within blocks
         Shape(4, 4, 40, 64, Q5_1, Q4_0),
+        Shape(2, 1, 64, 64, IQ4_NL, IQ4_NL),
+        Shape(4, 2, 48, 80, Q8_0, IQ4_NL),
         *(Shape(n, 1) for n in (4, 7, 8, 20, 80)),  # heads that share; 80 need several blocks
     ],
     ids=str,
@@ -85,11 +89,18 @@ def test_tensor_cores(shape: Shape) -> None:
         Shape(32, 32, 5, 3, Q8_0, Q8_0),
         Shape(32, 32, 5, 3, Q4_0, Q5_0),
         Shape(8, 8, 68, 68, Q5_1, Q4_1),
+        Shape(8, 8, 68, 68, IQ4_NL, F32),
+        Shape(32, 32, 5, 3, F32, IQ4_NL),
     ],
     ids=str,
 )
 def test_float32(shape: Shape) -> None:
     check_f32(shape)
+
+
+def test_pools_of_all_types() -> None:
+    for type in KV_TYPES:
+        assert all(map(CUDA.supports, (build(Shape(type_k=type)), build(Shape(type_v=type))))), type
 
 
 def test_heads_of_a_block_have_slopes_and_sinks_of_their_own() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from backends import CUDA
+from cuda_grid import needs_compiler
 from gguf import GGMLQuantizationType, quants
-from reference_run import normal
+from reference_run import data, leaf, normal
 
+from lamella.graph import GGMLType, ops
 from lamella.kernels.quants.iq4_nl import encode_iq4_nl
+from lamella.kernels.quants.values import IQ4_NL
 
 # written by ggml's quantize_row_iq4_nl_ref
 GOLDEN = {
@@ -40,3 +44,21 @@ def test_the_error_is_small() -> None:
     assert packed.shape == (4, 50, 180)
     back = quants.dequantize(packed, GGMLQuantizationType.IQ4_NL)
     assert np.mean((back - values) ** 2) < 0.007
+
+
+@needs_compiler
+def test_cuda_encodes_the_same_bits() -> None:
+    some = normal(32, seed=3)
+    blocks = [
+        *rows().values(),
+        *(some * scale for scale in (1e-6, 1e4, 1e8)),
+        *(np.full(32, x) for x in (0.0, -0.0, 9e-16, -1.1e-15, 3.0, -3.0, np.nan)),
+        np.where(np.arange(32) == 5, -4, np.where(np.arange(32) == 9, 4, 0)),
+        np.concatenate(
+            [[-127.0], (np.array(IQ4_NL)[:-1] + np.array(IQ4_NL)[1:]) / 2, [np.nan] * 16]
+        ),
+    ]
+    values = np.array(blocks, np.float32)
+    node = ops.cast(leaf(values), GGMLType.IQ4_NL)
+    CUDA.compute(node)
+    assert (data(node).view(np.uint8).reshape(-1, 18) == encode_iq4_nl(values)).all()

@@ -50,7 +50,7 @@ MAX_PARTS: Final = 65535  # the grid's third dimension
 
 TYPES_16: Final = (GGMLType.F16, GGMLType.BF16)  # of pools whose elements are not unpacked
 PACKED: Final = (  # of pools whose elements become float16
-    *(GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1),
+    *(GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.IQ4_NL, GGMLType.Q5_0, GGMLType.Q5_1),
 )
 TYPES_F32: Final = (*TYPES_16, *PACKED, GGMLType.F32)  # of src/attention_f32.cu
 BF16_ARCH: Final = 80  # the first one whose tensor cores multiply bfloat16

@@ -21,7 +21,7 @@ from .elementwise import BLOCK, UNIT, grid_of, is_countable
 
 PLAIN: Final = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32})
 ENCODED: Final = frozenset(
-    {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0}
+    (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.IQ4_NL)
 )
 DECODED: Final = ENCODED | frozenset(quantized.TYPES)
 MAX_WORD: Final = 16  # bytes

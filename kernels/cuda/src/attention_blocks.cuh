@@ -1,7 +1,8 @@
 // Blocks of 32 elements of a quantized pool: eight of them at a time as floats, with the bits of
 // dequantize.cuh. Blocks are aligned to 2 bytes.
 #pragma once
-#include "device.cuh"
+#include "levels.cuh"
+#include "tables.cuh"
 
 DEVICE u32 half_at(const char *at) { return *reinterpret_cast<const u16 *>(at); }
 DEVICE float factor_at(const char *at) { return f16_to_f32(static_cast<u16>(half_at(at))); }
@@ -67,6 +68,26 @@ struct Q8_0 {
             const u32 two = half_at(block + 2 + first + 2 * i);
             v[2 * i] = static_cast<float>(static_cast<i8>(two)) * d;
             v[2 * i + 1] = static_cast<float>(static_cast<i8>(two >> 8)) * d;
+        }
+    }
+};
+
+// Blocks with a factor, and numbers of levels.
+struct IQ4_NL {
+    static constexpr int BYTES = 18;
+
+    static DEVICE void load(float (&v)[8], const char *block, int first) {
+        const float d = factor_at(block);
+        const char *const nibbles = block + 2 + first % 16;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 low, high;
+            levels<IQ4_LEVELS_0, IQ4_LEVELS_4, IQ4_LEVELS_8, IQ4_LEVELS_12>(
+                half_at(nibbles + 4 * i) | half_at(nibbles + 4 * i + 2) << 16, low, high);
+            const u32 four = first < 16 ? low : high;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                v[4 * i + j] = d * static_cast<float>(static_cast<i8>(four >> (8 * j)));
         }
     }
 };

@@ -77,6 +77,7 @@ DEVICE OfHeads dot(int type, const float *q, int n, const Tensor &k, const int *
     case TYPE_Q4_1: return dot_of<Packed<Q4_1>>(q, n, k, cells, first, strip);
     case TYPE_Q5_0: return dot_of<Packed<Q5_0>>(q, n, k, cells, first, strip);
     case TYPE_Q5_1: return dot_of<Packed<Q5_1>>(q, n, k, cells, first, strip);
+    case TYPE_IQ4_NL: return dot_of<Packed<IQ4_NL>>(q, n, k, cells, first, strip);
     default: return dot_of<Packed<Q8_0>>(q, n, k, cells, first, strip);
     }
 }
@@ -104,6 +105,7 @@ DEVICE OfHeads weighted(int type, const Tensor &v, const float *w, const int *ce
     case TYPE_Q4_1: return weighted_of<Packed<Q4_1>>(v, w, cells, n, i);
     case TYPE_Q5_0: return weighted_of<Packed<Q5_0>>(v, w, cells, n, i);
     case TYPE_Q5_1: return weighted_of<Packed<Q5_1>>(v, w, cells, n, i);
+    case TYPE_IQ4_NL: return weighted_of<Packed<IQ4_NL>>(v, w, cells, n, i);
     default: return weighted_of<Packed<Q8_0>>(v, w, cells, n, i);
     }
 }

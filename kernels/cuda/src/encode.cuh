@@ -1,6 +1,8 @@
 // Rows of float32 into any writable type, for SET_ROWS, copies and caches. Blocks have the bits of
-// `gguf.quants`. A warp encodes a block of 32 values, one value in each lane.
+// `gguf.quants`, those of IQ4_NL of `kernels/quants/iq4_nl.py`. A warp encodes a block of 32 values,
+// one value in each lane.
 #pragma once
+#include "tables.cuh"
 #include "units.cuh"
 
 DEVICE float inverse_of(float d) { return d == 0.0f ? 0.0f : 1.0f / d; }
@@ -58,6 +60,47 @@ template <int LARGEST> DEVICE void encode_range(u8 *block, float v) {
     store_nibbles(block + (has_fifth ? 8 : 4), q);
 }
 
+DEVICE float iq4_level_at(int i) {
+    const u32 four = i < 4   ? IQ4_LEVELS_0
+                     : i < 8  ? IQ4_LEVELS_4
+                     : i < 12 ? IQ4_LEVELS_8
+                              : IQ4_LEVELS_12;
+    return static_cast<float>(static_cast<i8>(four >> 8 * (i % 4)));
+}
+
+// The number of the level nearest to x; of two, the higher. NaN gets the last one.
+DEVICE int nearest_iq4_level(float x, float &level) {
+    int number = 0;
+    level = iq4_level_at(0);
+#pragma unroll
+    for (int i = 0; i < 15; i++) {
+        const float low = iq4_level_at(i), high = iq4_level_at(i + 1);
+        const bool is_higher = !(x - low < high - x);
+        number += is_higher;
+        level = is_higher ? high : level;
+    }
+    return number;
+}
+
+// The sum of the lanes' values, in order.
+DEVICE float sum_in_order(float v) {
+    float sum = 0.0f;
+    for (int lane = 0; lane < WARP; lane++) sum += shfl(v, lane);
+    return sum;
+}
+
+// The levels nearest to the values if the one furthest from 0 gets the lowest level; then the factor
+// with the least squared error, weighted by the squared values.
+DEVICE void encode_iq4_nl(u8 *block, float v) {
+    const float most = furthest(v == v ? v : 0.0f);  // NaN is never it
+    const bool is_zero = fabsf(most) < 1e-15f;
+    float level;
+    const int number = nearest_iq4_level(v * (1.0f / (most / iq4_level_at(0))), level);
+    const float x = sum_in_order(v * v * level * v), square = sum_in_order(v * v * level * level);
+    if (lane_id() == 0) store_f16(block, !is_zero && square > 0.0f ? x / square : 0.0f);
+    store_nibbles(block + 2, is_zero ? 0 : number);
+}
+
 // Encode the warp's 32 values as a block of a quantized type.
 DEVICE void encode_block(int type, char *at, float v) {
     u8 *block = reinterpret_cast<u8 *>(at);
@@ -66,13 +109,15 @@ DEVICE void encode_block(int type, char *at, float v) {
         case TYPE_Q4_1: encode_range<15>(block, v); break;
         case TYPE_Q5_0: encode_symmetric<16>(block, v); break;
         case TYPE_Q5_1: encode_range<31>(block, v); break;
+        case TYPE_IQ4_NL: encode_iq4_nl(block, v); break;
         default: encode_q8_0(block, v);
     }
 }
 
 DEVICE int block_bytes(int type) {
     switch (type) {
-        case TYPE_Q4_0: return 18;
+        case TYPE_Q4_0:
+        case TYPE_IQ4_NL: return 18;
         case TYPE_Q4_1: return 20;
         case TYPE_Q5_0: return 22;
         case TYPE_Q5_1: return 24;
