@@ -165,6 +165,11 @@ def large_nodes() -> Iterator[Tensor]:
                 yield ops.mul_mat(Tensor(type, (2048, n_rows)), Tensor(F32, (2048, n)))
             experts, chosen = Tensor(type, (2048, 768, 128)), Tensor(I32, (8, n))
             yield ops.mul_mat_id(experts, Tensor(F32, (2048, 1, n)), chosen)
+        for type in FLOATS:  # few large experts
+            chosen = Tensor(I32, (2, n))
+            for n_rows in (768, 14336):
+                experts = Tensor(type, (2048, n_rows, 8))
+                yield ops.mul_mat_id(experts, Tensor(F32, (2048, 1, n)), chosen)
         for type in FLOATS:  # columns that are not F32
             yield ops.mul_mat(Tensor(type, (2048, 256)), Tensor(GGMLType.F16, (2048, n)))
         for head_dim, type in product((64, 128, 256), CACHE_TYPES):

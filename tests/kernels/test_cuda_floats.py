@@ -257,6 +257,45 @@ def test_experts_give_the_bits_of_a_product(type: GGMLType) -> None:
             assert (rows_of(product) == whole[2 * t + i]).all()
 
 
+def experts_kernel(n_rows: int, n_experts: int, n_pairs: int, type: GGMLType = F16) -> str:
+    """The kernel for this number of pairs (token, its i-th expert), two of each token."""
+    a, chosen = Tensor(type, (64, n_rows, n_experts)), Tensor(GGMLType.I32, (2, n_pairs // 2))
+    [call] = CUDA_KERNELS.calls_of(ops.mul_mat_id(a, Tensor(F32, (64, 1, n_pairs // 2)), chosen))
+    return call.kernel.name
+
+
+def test_tiles_of_experts() -> None:
+    # the largest tile that is more than half full and gives every multiprocessor a block
+    for n_pairs, name in ((8, "1"), (64, "8"), (66, "tiles_32"), (256, "tiles_32")):
+        assert experts_kernel(14336, 8, n_pairs) == f"mul_mat_id_{name}", n_pairs
+    assert experts_kernel(14336, 8, 1024, BF16) == "mul_mat_id_tiles_128"
+    assert experts_kernel(768, 8, 1024) == "mul_mat_id_tiles_64"
+    assert experts_kernel(256, 2, 1024) == "mul_mat_id_tiles_32"  # few blocks of any size
+    assert experts_kernel(14336, 8, 1024, F32) == "mul_mat_id_8"
+
+
+@pytest.mark.parametrize("tile", [0, 1, 2])
+@each_type((F16, BF16))
+def test_tiles_of_experts_give_the_bits_of_a_product(
+    type: GGMLType, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # one expert has no token, one has few, others have several tiles, the last ones partial
+    weights = floats.WEIGHTS[type]
+    chosen_tile = weights.expert_tiles[tile : tile + 1]
+    monkeypatch.setitem(floats.WEIGHTS, type, weights._replace(expert_tiles=chosen_tile))
+    rng = np.random.default_rng(0)
+    chosen = rng.choice([0, 1, 3, 4], (120, 2), p=[0.6, 0.3, 0.08, 0.02])
+    a, x = normal(5, 67, 600), normal(120, 1, 600, seed=1)
+    node = ops.mul_mat_id(leaf(a, type), leaf(x), ids(chosen))
+    assert kernel_of(node) == chosen_tile[0].name
+    whole = rows_of(node, reverse=True)
+    for t in (0, 60, 119):
+        alone = ops.mul_mat_id(leaf(a, type), leaf(x[t : t + 1]), ids(chosen[t : t + 1]))
+        assert kernel_of(alone) == "mul_mat_id_1"
+        assert (rows_of(alone) == whole[2 * t : 2 * t + 2]).all(), t
+    assert_right(lambda: ops.mul_mat_id(leaf(a, type), leaf(x), ids(chosen)))
+
+
 @each_type((F32, F16))
 def test_experts_with_strided_ids_and_columns_of_other_types(type: GGMLType) -> None:
     a, all_ids = leaf(normal(8, 20, 40), type), ids([[7, 0, 3, 3], [1, 2, 4, 7]])
@@ -270,7 +309,7 @@ def test_experts_with_strided_ids_and_columns_of_other_types(type: GGMLType) -> 
 @each_type((F32, F16))
 def test_experts_out_of_range_are_refused(type: GGMLType, bad: int) -> None:
     a = leaf(normal(4, 8, 32), type)
-    for chosen in ([[0, 1], [2, bad], [3, 1]], [[0, bad]]):
+    for chosen in ([[0, 1], [2, bad], [3, 1]], [[0, bad]], [[0, 1]] * 30 + [[bad, 2]]):
         node = ops.mul_mat_id(a, leaf(normal(len(chosen), 1, 32)), ids(chosen))
         with pytest.raises(BackendError, match=f"index {bad} must be at least 0 and below 4"):
             cuda_run.compute(node)

@@ -29,6 +29,7 @@ from reference_run import Array, data, each_type, ids, leaf, normal
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.ops import tensor_core
+from lamella.kernels.cuda.ops.experts import GROUP_THREADS
 from lamella.kernels.cuda.ops.quantized import TYPES
 from lamella.kernels.cuda.ops.tensor_core import GATED_TILES, TILES, Tile
 
@@ -73,7 +74,7 @@ def group(chosen: Array, n_experts: int, lists: Array, reverse: bool = False) ->
         [chosen.astype(np.int32)],
         (n_experts, 0),
         grid=(n_experts, 1, 1),
-        block=tensor_core.GROUP_THREADS,
+        block=GROUP_THREADS,
         prepared=[lists],
         reverse=reverse,
     )

@@ -18,6 +18,7 @@ from ....graph.types import GGMLType
 from ...plan.calls import PreparedSource
 from ..limits import H100, Limits
 from ..table import CudaCall, CudaKernel, CudaSource
+from .experts import groups_of_experts, most_runs
 
 PADDING: Final = 256  # elements; prepared columns are padded with zeros to a multiple
 PACK_THREADS: Final = 128
@@ -59,6 +60,7 @@ class Weights(NamedTuple):
     tiles: tuple[Tiles, ...]  # the largest first
     one_pair: Vectors  # for MUL_MAT_ID: each pair (token, its i-th expert) has its own blocks
     all_pairs: Vectors  # for MUL_MAT_ID: each expert has blocks, which search for its pairs
+    expert_tiles: tuple[Tiles, ...] = ()  # for MUL_MAT_ID: tiles per expert, the largest first
 
 
 def _half_weights(type: GGMLType) -> Weights:
@@ -72,6 +74,11 @@ def _half_weights(type: GGMLType) -> Weights:
         ),
         Vectors("mul_mat_id_1", 16, 8),
         Vectors("mul_mat_id_8", 16, 8),
+        (
+            Tiles("mul_mat_id_tiles_128", 128, 128, 256, 3 * 16384, packed=True),
+            Tiles("mul_mat_id_tiles_64", 64, 64, 128, 4 * 8192, packed=True),
+            Tiles("mul_mat_id_tiles_32", 64, 32, 128, 4 * 6144, packed=True),
+        ),
     )
 
 
@@ -102,10 +109,7 @@ def calls(node: Tensor, limits: Limits = H100) -> Sequence[CudaCall]:
     a, b = node.src[:2]
     weights = WEIGHTS[a.type]
     if node.op is Op.MUL_MAT_ID:
-        n_experts, n_pairs = a.ne[2], node.src[2].n_elements
-        if n_pairs > n_experts:
-            return [_vectors_call(node, weights, weights.all_pairs, 1, n_experts)]
-        return [_vectors_call(node, weights, weights.one_pair, 1, n_pairs)]
+        return [_experts_call(node, weights, enough_blocks)]
     # weights that repeat along dimension 2 are multiplied with consecutive columns
     n_groups = a.ne[2] * (a.ne[3] if a.ne[2] == 1 else b.ne[3])
     n = b.n_rows // n_groups
@@ -115,6 +119,22 @@ def calls(node: Tensor, limits: Limits = H100) -> Sequence[CudaCall]:
             return [_tiles_call(node, weights, tiles, n, n_groups)]
     enough = (v for v in weights.vectors if v.columns >= n)
     return [_vectors_call(node, weights, next(enough, weights.vectors[-1]), n, n_groups)]
+
+
+def _experts_call(node: Tensor, weights: Weights, enough_blocks: int) -> CudaCall:
+    """The call of a MUL_MAT_ID: in tiles if an expert has many pairs."""
+    a, n_pairs = node.src[0], node.src[2].n_elements
+    n_experts = a.ne[2]
+    if n_pairs <= n_experts:
+        return _vectors_call(node, weights, weights.one_pair, 1, n_pairs)
+    n = _ceil(n_pairs, n_experts)
+    for tiles in weights.expert_tiles if n > weights.all_pairs.columns else ():
+        blocks = _ceil(a.ne[1], tiles.rows) * _ceil(n, tiles.columns) * n_experts
+        is_last = tiles is weights.expert_tiles[-1]
+        if is_last or (n > tiles.columns // 2 and blocks >= enough_blocks):
+            runs = most_runs(n_pairs, n_experts, tiles.columns)
+            return _tiles_call(node, weights, tiles, tiles.columns, runs)
+    return _vectors_call(node, weights, weights.all_pairs, 1, n_experts)
 
 
 def _vectors_call(
@@ -156,6 +176,8 @@ def _call(
         stride, prepared = _packed_columns(b, weights.source, a.type)
     elif b.type is not GGMLType.F32 or not b.has_contiguous_rows:
         stride, prepared = _packed_columns(b, F32_SOURCE, GGMLType.F32)
+    if kernel in weights.expert_tiles:
+        prepared = (*prepared, groups_of_experts(node.src[2], a.ne[2], 3))
     repeat_3 = 1 if a.ne[2] == 1 else b.ne[3] // a.ne[3]
     return CudaCall(
         CudaKernel(weights.source, kernel.name),

@@ -15,15 +15,14 @@ from typing import Final, NamedTuple
 from ....graph.op import GluParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
-from ...plan.calls import Number, PreparedSource
 from ...plan.chains import GateUp
 from ...plan.node_params import glu_scalars
 from ..limits import H100, Limits
 from ..table import CudaCall, CudaKernel, CudaSource
 from . import quantized
 from .activations import CHUNK, can_prepare_q8, prepared_q8
+from .experts import groups_of_experts, most_runs
 
-GROUP_THREADS: Final = 256  # threads of a block of src/group_by_expert.cu
 BUSY_PARTS: Final = 10, 11  # of the multiprocessors that have a block: the GPU is filled
 ENOUGH_RESIDENT: Final = 2  # blocks on a multiprocessor
 STAGES: Final = (4, 3, 2)
@@ -136,10 +135,9 @@ def tile_call(
     prepared, experts = [prepared_q8(x)], (0, 0)
     if node.op is Op.MUL_MAT_ID:
         n_experts, n_pairs = a.ne[2], ids[0].n_elements
-        prepared.append(_groups_of_experts(ids[0], n_experts, 2 + n_matrices))
+        prepared.append(groups_of_experts(ids[0], n_experts, 2 + n_matrices))
         experts = n_experts, ids[0].ne[0]
-        # an expert's last tile may have few pairs
-        grid = n_rows, n_pairs // tile.columns + min(n_experts, n_pairs), 1
+        grid = n_rows, most_runs(n_pairs, n_experts, tile.columns), 1
     else:
         n_batches = a.ne[2] * a.ne[3]
         grid = n_rows, _ceil(x.n_rows // n_batches, tile.columns), n_batches
@@ -152,15 +150,6 @@ def tile_call(
         prepared=prepared,
         tensors=tensors,
     )
-
-
-def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> PreparedSource[CudaCall]:
-    """The pairs (token, its i-th expert), sorted by expert; `ids` is tensor number `place`."""
-    kernel = CudaKernel(CudaSource.of("group_by_expert.cu"), "group_by_expert")
-    params: Sequence[Number] = (n_experts, place)
-    made = CudaCall(kernel, (n_experts, 1, 1), GROUP_THREADS, params)
-    size = 4 * (n_experts + 1 + ids.n_elements)
-    return PreparedSource(ids, ("by expert", n_experts), size, [made])
 
 
 def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int, limits: Limits = H100) -> Tile:

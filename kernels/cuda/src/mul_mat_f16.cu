@@ -9,6 +9,7 @@
 //
 // Compiled with T=F16 or T=BF16. Tested by tests/kernels/test_cuda_floats.py.
 #include "device.cuh"
+#include "expert_runs.cuh"
 #include "floats.cuh"
 
 #ifndef BF16_MMA
@@ -208,7 +209,7 @@ KERNEL(mul_mat_id_8, SKINNY_THREADS, 2) { for_each_pair(p, Multiply8{p}); }
 // it, 32 elements at a time. Each of the STAGES in shared memory holds 64 bytes of each row, then
 // of each column, without gaps. Lanes load them in this order, so there are no bank conflicts.
 template <int ROWS, int COLS, int M, int N, int STAGES> struct Tiled {
-    static constexpr int STEP = 32, WARP_ROWS = ROWS / (16 * M), WARP_COLS = COLS / (8 * N);
+    static constexpr int COLUMNS = COLS, STEP = 32, WARP_ROWS = ROWS / (16 * M), WARP_COLS = COLS / (8 * N);
     static constexpr int THREADS = WARP_ROWS * WARP_COLS * WARP, AT_ONCE = THREADS / 4;
     static constexpr int A = ROWS / AT_ONCE, B = COLS / AT_ONCE, STAGE = (ROWS + COLS) * 4;
 
@@ -307,12 +308,32 @@ template <typename Tile> DEVICE void tiled(const Params &p) {
     Tile(p, share, stages).run();
 }
 
+// Grid: (run of an expert's pairs, row block). The columns of a tile are those of a run.
+template <typename Tile> DEVICE void tiled_pairs(const Params &p) {
+    DYNAMIC_SHARED(uint4, stages);
+    const u32 row_blocks = static_cast<u32>(p.param[ROW_BLOCKS].i);
+    const Tensor &a = p.t[1];
+    ExpertRun run;
+    const int tile = static_cast<int>(blockIdx.x / row_blocks);
+    if (!find_run<Tile::COLUMNS>(p, static_cast<int>(a.ne[2]), tile, run)) return;
+    const Share share = {{a.data + run.expert * a.nb[2], 0, run.n, true, run.pairs},
+                         static_cast<int>(blockIdx.x % row_blocks), 0};
+    Tile(p, share, stages).run();
+}
+
+typedef Tiled<64, 32, 1, 4, 4> Tile32;
 typedef Tiled<64, 64, 2, 4, 4> Tile64;
 typedef Tiled<128, 128, 4, 4, 3> Tile128;
 
 KERNEL(mul_mat_tiles_64, Tile64::THREADS, 3) { tiled<Tile64>(p); }
 
 KERNEL(mul_mat_tiles_128, Tile128::THREADS, 1) { tiled<Tile128>(p); }
+
+KERNEL(mul_mat_id_tiles_32, Tile32::THREADS, 4) { tiled_pairs<Tile32>(p); }
+
+KERNEL(mul_mat_id_tiles_64, Tile64::THREADS, 3) { tiled_pairs<Tile64>(p); }
+
+KERNEL(mul_mat_id_tiles_128, Tile128::THREADS, 1) { tiled_pairs<Tile128>(p); }
 
 // --- columns ---
 

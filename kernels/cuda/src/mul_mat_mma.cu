@@ -17,6 +17,7 @@
 // Tensors: the result, weights, columns, and the factor's weights if there are two matrices.
 // Prepared: columns in form q8; with experts the lists of group_by_expert.cu.
 #include "activations.cuh"
+#include "expert_runs.cuh"
 #include "tiles.cuh"
 
 typedef TYPE Type;
@@ -65,42 +66,15 @@ struct Work {
 DEVICE constexpr int matrix_of(int r) { return MATRICES == 1 ? 0 : r / 16 % 2; }
 DEVICE constexpr int row_in(int r) { return MATRICES == 1 ? r : r / 32 * 16 + r % 16; }
 
-// Find the `tile`th run of up to N_COLS pairs of one expert, counted over all experts, in the lists
-// of group_by_expert.cu. False if there are fewer runs. All lanes get the same result.
-DEVICE bool find_run(const int *begins, int n_experts, int tile, int &expert, Work &w) {
-    int before = 0;  // tiles of earlier experts
-    for (int e0 = 0; e0 < n_experts; e0 += WARP) {
-        const int e = e0 + lane_id();
-        const int n = e < n_experts ? (begins[e + 1] - begins[e] + N_COLS - 1) / N_COLS : 0;
-        int until = n;  // tiles of this expert and of those before it
-#pragma unroll
-        for (int d = 1; d < WARP; d *= 2) {
-            const int v = shfl(until, (lane_id() - d) & (WARP - 1));
-            if (lane_id() >= d) until += v;
-        }
-        until += before;
-        const int i = popcount(ballot(until <= tile));
-        if (i < WARP) {
-            expert = e0 + i;
-            const int first = (tile - shfl(until - n, i)) * N_COLS;
-            const int count = begins[expert + 1] - begins[expert] - first;
-            w.pairs = begins + n_experts + 1 + begins[expert];
-            w.first_column = first;
-            w.n_columns = count < N_COLS ? count : N_COLS;
-            return true;
-        }
-        before = shfl(until, WARP - 1);
-    }
-    return false;
-}
-
 // Grid: (tile of rows, tile of columns of a matrix or of all experts, matrix).
 DEVICE bool find_work(const Params &p, Work &w, int &batch) {
     const Tensor &a = p.t[1], &x = p.t[2];
     const int n_experts = static_cast<int>(p.param[N_EXPERTS].i);
     if (n_experts > 0) {
-        const int *begins = reinterpret_cast<const int *>(p.prepared[1]);
-        if (!find_run(begins, n_experts, blockIdx.y, batch, w)) return false;
+        ExpertRun run;
+        if (!find_run<N_COLS>(p, n_experts, blockIdx.y, run)) return false;
+        batch = run.expert, w.pairs = run.pairs;
+        w.first_column = 0, w.n_columns = run.n;
     } else {
         // the columns of all batches that share a matrix
         const i64 n = gridDim.z == 1 ? n_rows(x) : n_rows(x) / gridDim.z;
