@@ -29,7 +29,7 @@ DRIVER_BYTES: Final = 96 << 20  # of code and graphs; an H100's driver took 35 M
 # Local memory: the largest stack of a kernel in bytes (attention's), and how many of its threads a
 # multiprocessor has at once. They have 255 registers, so 256 of them fit. The margin has room for
 # twice that. Room for all 2048 threads would be 140 MiB on the H100, more than its driver took.
-STACK_BYTES: Final = 584
+STACK_BYTES: Final = 640
 STACK_THREADS: Final = 256
 COPIED_BYTES: Final = 256 << 20  # copied for a measurement: more than any cache holds
 LEAST_COPIED: Final = 1 << 12

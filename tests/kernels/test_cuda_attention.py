@@ -12,7 +12,9 @@ from attention_run import (
     F32,
     N_POSITIONS,
     N_SEQS,
+    POS,
     Q8_0,
+    SEQ,
     SMALL,
     WIDE,
     Shape,
@@ -30,6 +32,7 @@ from reference_run import Array, leaf, normal, values_of
 from lamella.base.settings import NO_SPLIT
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.graph.types import KV_TYPES
+from lamella.kernels.cuda.ops import attention
 from lamella.kernels.cuda.ops.attention import Division, calls_of, divided, has_tensor_cores
 
 pytestmark = needs_compiler
@@ -146,6 +149,54 @@ def test_tokens_that_decode_beside_a_prompt() -> None:
         assert (bits(CUDA, again, chosen) == whole).all(), chosen
     for t in (0, 1, 2, 33, 61):
         assert (bits(CUDA, build(seq=seq[t : t + 1], pos=pos[t : t + 1])) == whole[t]).all(), t
+
+
+# --- segments of partitions ---
+
+SEGMENTS = 2 * 256  # positions
+FEW_RECORDS = 25  # of a head: room for the segments of all tokens, not for their partitions
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SEGMENT", SEGMENTS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "divisions"),
+    [
+        (Shape(), (SMALL, Division(1, 3, FEW_RECORDS), Division(4, 2, FEW_RECORDS))),
+        (Shape(2, 1, 256, 256), (SMALL, Division(1, 3, FEW_RECORDS))),  # two slices of values
+        (Shape(), (Division(1, split=4), Division(1, 2, FEW_RECORDS, 8))),
+        (Shape(type_k=F32, type_v=F32), (Division(0), Division(0, 2, FEW_RECORDS))),
+        (Shape(8, 1, 272, 16, F32, F32), (Division(0), Division(0, 2, FEW_RECORDS))),
+    ],
+    ids=str,
+)
+def test_bits_do_not_depend_on_records_of_segments(
+    shape: Shape, divisions: tuple[Division, ...], short_segments: None
+) -> None:
+    tokens: dict[str, Any] = {"begin": np.where(POS > 1000, 300, 0)}
+    whole = check(CUDA, shape, **tokens)
+    n_partitions, n_segments = (
+        int(sum(POS // n - tokens["begin"] // n + 1)) for n in (256, SEGMENTS)
+    )
+    assert n_segments <= FEW_RECORDS < n_partitions
+    for chosen in divisions:
+        assert (bits(CUDA, build(shape, **tokens), chosen) == whole).all(), chosen
+    for t in (12, 14):
+        alone = build(shape, SEQ[t : t + 1], POS[t : t + 1], begin=tokens["begin"][t])
+        assert (bits(CUDA, alone) == whole[t]).all(), t
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 1), Shape(2, 1, 32, 32, F32, F32)], ids=str)
+def test_segments_are_summed_first(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    # so the last bits depend on their size
+    node, found = build(shape, [1] * 4, [1500, 1600, 1631, 1400]), set()
+    for size in (256, 512, 4096):
+        monkeypatch.setattr(attention, "SEGMENT", size)
+        found.add(bits(CUDA, node).tobytes())
+    assert len(found) == 2, "a partition alone is a segment, and so are all"
 
 
 # --- how work is divided ---

@@ -95,10 +95,9 @@ def largest_heads(arch: int) -> set[CudaSource]:
 
 
 # Bytes that kernels may spill, in stores and loads: sums over 128 elements of values, queries of
-# 256 and the unpacking of tiles need slightly more than 255 registers. NVRTC 12.9 spills 44 bytes,
-# 13.5 spills 112.
+# 256 and the unpacking of tiles need slightly more than 255 registers. NVRTC 12.9 spills 236 bytes.
 MAY_SPILL: Final[Mapping[Key, int]] = {
-    (source, OLDEST): 112 for source in sources_of(attention(LARGEST_HEAD, Q8_0, 512))
+    (source, OLDEST): 320 for source in sources_of(attention(LARGEST_HEAD, Q8_0, 512))
 }
 
 

@@ -4,9 +4,9 @@ Chooses the kernel of a node. src/attention.cu uses tensor cores, for pools of a
 float32; it rounds operands to float16, or bfloat16. src/attention_f32.cu computes the rest.
 
 Divides the work: tokens and heads are divided among blocks. If these are few, the partitions of
-positions are divided, too; their sums go through scratch memory. If they are very few,
-src/attention_split.cu divides each partition among the warps of a block. The bits do not depend on
-the division.
+positions are divided, too; their sums go through scratch memory. If it has no room for these, its
+records are sums of segments. If blocks are very few, src/attention_split.cu divides each partition
+among the warps of a block. The bits do not depend on the division.
 Tested by tests/kernels/test_attention.py and test_cuda_attention.py.
 """
 
@@ -26,6 +26,7 @@ from ..table import CudaCall, CudaKernel, CudaSource, implements_sized
 
 WARP: Final = 32  # threads
 PARTITION: Final = 256  # positions whose sums are computed separately, then combined
+SEGMENT: Final = 16 * PARTITION  # positions whose partitions are combined before other ones
 TILE: Final = 32  # positions that tensor cores process at a time
 ROWS: Final = 16  # queries of a warp
 ROW_BYTES: Final = 16  # bytes of a query in a block's shared memory, besides its elements
@@ -37,7 +38,7 @@ CHUNK: Final = 16  # bytes
 MAX_SLICE: Final = 128  # most elements of a value that a block computes
 MAX_HEAD_DIM: Final = 576  # with tensor cores, if the shared memory has room
 LARGE_HEAD: Final = 256
-MAX_FLOATS: Final = 8192  # elements of a query and its result, in float32
+MAX_FLOATS: Final = 8192  # in shared memory, for the heads of a block of src/attention_f32.cu
 
 FEW_QUERIES: Final = ROWS  # queries of a sequence up to which blocks have one warp
 # by `n_warps`: blocks that fill a multiprocessor, if it has room for half of them at once
@@ -64,9 +65,10 @@ class Division(NamedTuple):
     """The division of a node's work. It does not change the bits.
 
     `n_warps`: the warps of a block of src/attention.cu, 1 or 4; 0 for src/attention_f32.cu.
-    `n_parts`: the blocks that share a token's partitions. `n_records`: the partitions that scratch
-    memory has room for; if they do not fit, one block computes those of a token. `split`: the warps
-    of a block of src/attention_split.cu, which has the queries of one warp, or 0.
+    `n_parts`: the blocks that share a token's partitions. `n_records`: the partitions, or else the
+    segments, that scratch memory has room for; if those do not fit either, one block computes all
+    of a token. `split`: the warps of a block of src/attention_split.cu, which has the queries of
+    one warp, or 0.
     """
 
     n_warps: int
@@ -85,7 +87,7 @@ class Division(NamedTuple):
 
 def _supports(node: Tensor) -> bool:
     q, k, v = node.src[:3]
-    fits = q.ne[0] + node.ne[0] <= MAX_FLOATS and q.ne[1] <= MAX_PARTS
+    fits = _floats(node) <= MAX_FLOATS and q.ne[1] <= MAX_PARTS
     return fits and {k.type, v.type} <= set(TYPES_F32) and has_whole_qkv(node)
 
 
@@ -166,9 +168,14 @@ def _n_shared(node: Tensor) -> int:
 
 def _n_at_once(node: Tensor) -> int:
     """The number of heads that a block of src/attention_f32.cu computes."""
-    elements = node.src[0].ne[0] + node.ne[0]
-    fits = node.src[0].ne[0] > LARGE_HEAD and HEADS_AT_ONCE * elements <= MAX_FLOATS
+    fits = node.src[0].ne[0] > LARGE_HEAD and HEADS_AT_ONCE * _floats(node) <= MAX_FLOATS
     return HEADS_AT_ONCE if fits and _n_shared(node) % HEADS_AT_ONCE == 0 else 1
+
+
+def _floats(node: Tensor) -> int:
+    """The floats that src/attention_f32.cu has in shared memory for a head: its query, and sums of
+    values, of a segment and of all."""
+    return node.src[0].ne[0] + 2 * node.ne[0]
 
 
 def _n_slices(node: Tensor) -> int:
@@ -230,7 +237,7 @@ def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
     softcap = max(op.softcap, 0.0) * math.log2(math.e)
     n_pages = node.src[1].ne[1] // op.page_size
     has_sinks = len(node.src) > SINKS - 1
-    return scale, softcap, op.max_bias, op.page_size, n_pages, n_records, has_sinks
+    return scale, softcap, op.max_bias, op.page_size, n_pages, n_records, has_sinks, SEGMENT
 
 
 def _source(node: Tensor, file: str, **defines: int) -> CudaSource:
@@ -250,7 +257,7 @@ def _shared_memory(node: Tensor, division: Division) -> int:
     q, k, v = node.src[:3]
     n_warps, split = division.n_warps, division.split
     if n_warps == 0:
-        return 4 * _n_at_once(node) * (q.ne[0] + node.ne[0])
+        return 4 * _n_at_once(node) * _floats(node)
     stages, slice = 1 if split else 2, node.ne[0] // _n_slices(node)
     size = _tile_bytes(q.ne[0], k.type, stages) + _tile_bytes(slice, v.type, stages)
     is_packed = not {k.type, v.type} <= set(TYPES_16)

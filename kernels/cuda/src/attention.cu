@@ -2,7 +2,7 @@
 //
 // A block has the queries of some tokens of one sequence, whose heads share keys and values. It
 // computes all partitions of positions that they see, in order (see attention.cuh); or every n-th
-// partition, and writes those sums to scratch memory for `attention_combine`. Blocks of one warp
+// partition or segment, and writes those sums to scratch memory for `attention_combine`. Blocks of one warp
 // serve decoding. Blocks of four warps share each read of the pool among more queries. All give
 // equal bits.
 //
@@ -13,12 +13,6 @@
 #include "attention_work.cuh"
 
 // --- the work of a warp ---
-
-// Where the tile of 32 positions after the one at `first` begins, in every n-th partition.
-DEVICE int next_tile(int first, int n) {
-    const int next = first + TILE;
-    return next % PARTITION ? next : next + (n - 1) * PARTITION;
-}
 
 // The queries of a warp, and their sums over a partition.
 struct Attention : Queries {
@@ -47,21 +41,21 @@ struct Attention : Queries {
         const int first = partition * PARTITION;
         if (!sees(first, PARTITION)) return;
         add_over_quads(part.total);
-        if (work.run.n_before >= 0) {
-            store_records(p, work, partition);
-        } else {
-            if (any.begin < first) all.add_to(part, partition);
-            if (any.end > first + PARTITION) all.keep(part, partition);
-            else store_results(p, work);
-        }
+        const Step step = step_after(p, work.run, first);
+        if (step.adds_partitions) all.add_to(part, step.half);
+        if (step.adds_segments) all.add_to(part, step.half ^ 1);
+        if (step.keeps) all.keep(part, step.half);
+        else if (work.run.is_whole()) store_results(p, work);
+        else store_records(p, work, first);
         part.clear();
     }
 
-    DEVICE void store_records(const Params &p, const Work &work, int partition) const {
+    // `first`: a position of the unit.
+    DEVICE void store_records(const Params &p, const Work &work, int first) const {
         const int slice = work.heads.slice;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int i = lane_id() / 4 + 8 * half, record = record_of(p, work, i, partition);
+            const int i = lane_id() / 4 + 8 * half, record = record_of(p, work, i, first);
             if (record < 0) continue;
             const Record to(p, record, work.head_of(row + i));
             if (slice == 0 && lane_id() % 4 == 0) {
@@ -90,10 +84,8 @@ template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work,
     typedef PoolTile<TYPE_K, HEAD_DIM_K, N_WARPS * WARP> Keys;
     typedef PoolTile<TYPE_V, SLICE, N_WARPS * WARP> Values;
     const Heads &heads = work.heads;
-    const bool is_whole = work.run.n_before < 0;
-    const int begin = work.span.begin / PARTITION * PARTITION;
-    int next = is_whole ? begin : begin + blockIdx.z * PARTITION;
-    if (next < work.span.begin) next = work.span.begin / TILE * TILE;
+    int next = work.run.first_position(work.span.begin);
+    if (next <= work.span.begin) next = work.span.begin / TILE * TILE;
     if (next >= work.span.end && (blockIdx.z > 0 || !work.has_empty)) return;
     const Keys keys(p.t[K], heads.kv * HEAD_DIM_K, shared);
     const Values values(p.t[V], heads.kv * HEAD_DIM_V + heads.slice * SLICE, shared + Keys::SIZE);
@@ -124,9 +116,9 @@ template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work,
             values.copy(stage, next_cell, n_next);
         }
         copy_async_commit();
-        const int now = first, then = next_tile(next, is_whole ? 1 : gridDim.z);
+        const int now = first;
         first = next, cell = next_cell, n = n_next;
-        next = then;  // its cell is found now, in time for the next round
+        next = work.run.own_position(next + TILE);  // its cell is found now, in time for the next round
         next_cell = find_tile(p, work, next, n_next, bad_page);
         if (now < 0) {
             queries.load(p, work);

@@ -2,8 +2,9 @@
 // combined and stored in scratch memory.
 //
 // A query is a head of a token. It attends to a span of positions, which it processes in partitions
-// of 256, each with its own sums. The sums are combined in ascending order, whichever block computed them. Exponentials are
-// powers of 2: the factors of scores contain log2(e). Does not know how partitions are computed.
+// of 256, each with its own sums. Those of a segment of partitions are combined in ascending order,
+// then the sums of segments, whichever block computed them. Exponentials are powers of 2: the
+// factors of scores contain log2(e). Does not know how partitions are computed.
 #pragma once
 #include "device.cuh"
 
@@ -19,8 +20,9 @@ constexpr int SOFTCAP = 1;    // factor of tanh, or 0
 constexpr int MAX_BIAS = 2;   // the largest bias of ALiBi
 constexpr int PAGE_SIZE = 3;
 constexpr int N_PAGES = 4;    // pages in the pool
-constexpr int N_RECORDS = 5;  // partitions of tokens that fit in scratch memory
+constexpr int N_RECORDS = 5;  // sums of all heads that fit in scratch memory
 constexpr int HAS_SINKS = 6;  // 1 if heads have sinks
+constexpr int SEGMENT = 7;    // positions of a segment: a power of 2
 
 // --- tokens and what they see ---
 
@@ -33,8 +35,9 @@ struct Span {
     int begin, end;
 
     DEVICE bool is_empty() const { return begin >= end; }
-    DEVICE int n_partitions() const {
-        return is_empty() ? 0 : (end - 1) / PARTITION - begin / PARTITION + 1;
+    // How many units of `size` positions it touches.
+    DEVICE int n_units(int size) const {
+        return is_empty() ? 0 : (end - 1) / size - begin / size + 1;
     }
 };
 
@@ -141,16 +144,23 @@ DEVICE void add_over_quads(float (&total)[2]) {
 // A mean of values. A zero loses its sign, which depends on how many sums were combined.
 DEVICE float mean_of(float value, float inverse_total) { return value * inverse_total + 0.0f; }
 
-// --- records: sums of partitions in scratch memory, if partitions are divided among blocks ---
+// --- records: sums in scratch memory, if the positions of a token are divided among blocks ---
 
-// How many partitions all tokens see, and the tokens before `token`. A whole warp computes it.
-struct PartitionCount {
-    int all, before;
+DEVICE int segment_size(const Params &p) { return static_cast<int>(p.param[SEGMENT].i); }
 
-    DEVICE PartitionCount(const Params &p, int token) : all(0), before(0) {
+// The units of positions whose sums are records: partitions, or segments if there is no room for
+// all partitions that the step's tokens see. Without room for segments, `size` is 0, and the first
+// of the blocks computes all positions in order. `before`: records of the tokens before.
+struct RecordUnits {
+    int size, before;
+
+    // Count units of this size. True if there is room. A whole warp computes it.
+    DEVICE bool have_room(int of_size, const Params &p, int token) {
         const int n_tokens = static_cast<int>(p.t[Q].ne[2]);
+        int all = 0;
+        size = of_size, before = 0;
         for (int t = lane_id(); t < n_tokens; t += WARP) {
-            const int n = span_of(p, t).n_partitions();
+            const int n = span_of(p, t).n_units(size);
             all += n;
             before += t < token ? n : 0;
         }
@@ -158,17 +168,23 @@ struct PartitionCount {
             all += shfl_xor(all, mask);
             before += shfl_xor(before, mask);
         }
+        return all <= p.param[N_RECORDS].i;
     }
-    // Without room, the block of a token's first partition computes all of them in order.
-    DEVICE bool has_room(const Params &p) const { return all <= p.param[N_RECORDS].i; }
 };
 
-// The record of a head and a partition; partitions are counted over all tokens.
+DEVICE RecordUnits record_units_of(const Params &p, int token) {
+    RecordUnits units;
+    if (units.have_room(PARTITION, p, token)) return units;
+    if (units.have_room(segment_size(p), p, token)) return units;
+    return {0, 0};
+}
+
+// The record of a head and a unit; units are counted over all tokens.
 struct Record {
     float *sums, *values;  // the largest score and the total; head_dim_v values
 
-    DEVICE Record(const Params &p, int partition, int head) {
-        const i64 n_head = p.t[0].ne[1], i = partition * n_head + head;
+    DEVICE Record(const Params &p, int unit, int head) {
+        const i64 n_head = p.t[0].ne[1], i = unit * n_head + head;
         float *const scratch = reinterpret_cast<float *>(p.scratch);
         sums = scratch + 2 * i;
         values = scratch + 2 * p.param[N_RECORDS].i * n_head + i * p.t[0].ne[0];

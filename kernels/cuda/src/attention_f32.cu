@@ -2,13 +2,13 @@
 // support. It has the same partitions of positions, and sums them in the same order.
 //
 // A block has the queries of HEADS heads of a token, which share keys and values. A thread has a
-// position of a partition for the scores, then an element of the values. Partitions may be divided
+// position of a partition for the scores, then an element of the values. Positions may be divided
 // among blocks as in attention.cu. Compiled with HEADS.
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention.cuh"
 #include "dequantize.cuh"
 
-constexpr int TYPE_K = 7, TYPE_V = 8;  // parameters: GGMLType of the pools
+constexpr int TYPE_K = 8, TYPE_V = 9;  // parameters: GGMLType of the pools
 constexpr int N_GROUPS = 4;            // groups of threads, each with a quarter of the positions
 constexpr int WIDTH = PARTITION / N_GROUPS;  // elements of values at a time
 
@@ -176,13 +176,18 @@ DEVICE OfHeads score(const Params &p, const Query &query, int position, const in
     return s;
 }
 
-// Compute the sums of the span's index-th partition. Add them to `sums`, or write them to a record
-// if `record` >= 0.
-DEVICE void attend(const Params &p, const Query &query, int index, OfHeads &largest, OfHeads &total,
-                   float *sums, int record) {
+// Sums of heads: the largest scores, the totals, and the values in shared memory.
+struct Sums {
+    OfHeads largest, total;
+    float *values;
+
+    DEVICE explicit Sums(float *values) : largest(LOWEST), total(0.0f), values(values) {}
+};
+
+// Add the sums of the partition that begins at `begin`. `is_first`: `sums` are empty.
+DEVICE void attend(const Params &p, const Query &query, int begin, bool is_first, Sums &sums) {
     __shared__ float w[HEADS * PARTITION];
     __shared__ int cells[PARTITION];
-    const int begin = (query.span.begin / PARTITION + index) * PARTITION;
     const int n_before = query.span.begin > begin ? query.span.begin - begin : 0;
     const int left = query.span.end - begin, n = left < PARTITION ? left : PARTITION;
     const int n_values = static_cast<int>(p.t[0].ne[0]);
@@ -196,33 +201,54 @@ DEVICE void attend(const Params &p, const Query &query, int index, OfHeads &larg
         const float weight = exp2f(s.of[h] - largest_here);
         w[h * PARTITION + threadIdx.x] = weight;
         const float total_here = of_block<true>(weight);  // also waits for all weights
-        with[h] = Combination(largest.of[h], largest_here);
-        total.of[h] = with[h].add(total.of[h], total_here);
-        if (record < 0 || threadIdx.x > 0) continue;
-        const Record to(p, record, query.head + h);
-        to.sums[0] = largest_here, to.sums[1] = total_here;
+        with[h] = Combination(sums.largest.of[h], largest_here);
+        sums.total.of[h] = with[h].add(sums.total.of[h], total_here);
     }
     for (int i = threadIdx.x % WIDTH; i - static_cast<int>(threadIdx.x) % WIDTH < n_values;
          i += WIDTH) {
         const OfHeads value = values_of_block(p, w, cells, n_before, n, i, query.kv * n_values);
         if (threadIdx.x >= WIDTH || i >= n_values) continue;
         for (int h = 0; h < HEADS; h++) {
-            float *const sum = sums + h * n_values + i;
-            if (record >= 0) Record(p, record, query.head + h).values[i] = value.of[h];
-            else *sum = with[h].add(index > 0 ? *sum : 0.0f, value.of[h]);
+            float *const sum = sums.values + h * n_values + i;
+            *sum = with[h].add(is_first ? 0.0f : *sum, value.of[h]);
         }
     }
 }
 
-// Grid: (token, HEADS heads, every n-th partition). Shared memory: queries, then their values' sums.
+// The values that a thread adds: every WIDTH-th one of the first threads.
+template <typename Work> DEVICE void for_own_values(int n_values, const Work &work) {
+    for (int i = threadIdx.x; i < n_values && threadIdx.x < WIDTH; i += WIDTH) work(i);
+}
+
+// Add the sums of a segment. `is_first`: `all` are empty.
+DEVICE void add(Sums &all, const Sums &segment, bool is_first, int n_values) {
+    for (int h = 0; h < HEADS; h++) {
+        const Combination with(all.largest.of[h], segment.largest.of[h]);
+        all.total.of[h] = with.add(all.total.of[h], segment.total.of[h]);
+        for_own_values(n_values, [&](int i) {
+            float *const sum = all.values + h * n_values + i;
+            *sum = with.add(is_first ? 0.0f : *sum, segment.values[h * n_values + i]);
+        });
+    }
+}
+
+DEVICE void store(const Params &p, int record, int head, const Sums &sums, int n_values) {
+    for (int h = 0; h < HEADS; h++) {
+        const Record to(p, record, head + h);
+        if (threadIdx.x == 0) to.sums[0] = sums.largest.of[h], to.sums[1] = sums.total.of[h];
+        for_own_values(n_values, [&](int i) { to.values[i] = sums.values[h * n_values + i]; });
+    }
+}
+
+// Grid: (token, HEADS heads, every n-th unit). Shared memory: queries, then the values' sums of a
+// segment and of all.
 KERNEL(attention_f32, PARTITION, 1) {
     DYNAMIC_SHARED(float, q);
     const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y) * HEADS;
-    int before = -1;
+    RecordUnits units = {0, 0};
     if (gridDim.z > 1) {
-        const PartitionCount count(p, token);
-        if (count.has_room(p)) before = count.before;
-        else if (blockIdx.z > 0) return;
+        units = record_units_of(p, token);
+        if (units.size == 0 && blockIdx.z > 0) return;
     }
     if (!check_token(p, token)) return;
     const int head_dim = static_cast<int>(p.t[Q].ne[0]), n_values = static_cast<int>(p.t[0].ne[0]);
@@ -235,18 +261,28 @@ KERNEL(attention_f32, PARTITION, 1) {
     const int n_shared = static_cast<int>(p.t[Q].ne[1] / (p.t[K].ne[0] / head_dim));
     OfHeads slope(0.0f);
     for (int h = 0; h < HEADS && p.param[MAX_BIAS].f > 0; h++) slope.of[h] = slope_of(p, head + h);
+    const Span span = span_of(p, token);
     const Query query = {token, head, head / n_shared, int_at(p.t[SEQ], token),
-                         int_at(p.t[POS], token), span_of(p, token), slope, q};
-    OfHeads largest(LOWEST), total(0.0f);
-    float *const sums = q + HEADS * head_dim;
-    const int step = before < 0 ? 1 : static_cast<int>(gridDim.z);
-    for (int i = before < 0 ? 0 : blockIdx.z; i < query.span.n_partitions(); i += step)
-        attend(p, query, i, largest, total, sums, before < 0 ? -1 : before + i);
-    if (before >= 0 && (blockIdx.z > 0 || !query.span.is_empty())) return;
+                         int_at(p.t[POS], token), span, slope, q};
+    float *const values = q + HEADS * head_dim;
+    Sums all(values + HEADS * n_values);
+    const bool is_whole = units.size == 0;
+    const int size = is_whole ? segment_size(p) : units.size, n_units = span.n_units(size);
+    for (int u = blockIdx.z; u < n_units; u += is_whole ? 1 : gridDim.z) {
+        const int begin = (span.begin / size + u) * size, left = span.end - begin;
+        const int first = span.begin > begin ? span.begin / PARTITION * PARTITION : begin;
+        Sums sums(values);
+        for (int i = first; i < begin + (left < size ? left : size); i += PARTITION)
+            attend(p, query, i, i == first, sums);
+        if (is_whole) add(all, sums, u == 0, n_values);
+        else store(p, units.before + u, head, sums, n_values);
+    }
+    if (!is_whole && (blockIdx.z > 0 || !span.is_empty())) return;
     for (int h = 0; h < HEADS; h++) {
-        const float inverse = inverse_of(total.of[h], largest.of[h], sink_of(p, head + h));
+        const float inverse = inverse_of(all.total.of[h], all.largest.of[h], sink_of(p, head + h));
         float *const out = reinterpret_cast<float *>(at(p.t[0], 0, head + h, token, 0));
-        for (int i = threadIdx.x; i < n_values && threadIdx.x < WIDTH; i += WIDTH)
-            out[i] = query.span.is_empty() ? 0.0f : mean_of(sums[h * n_values + i], inverse);
+        for_own_values(n_values, [&](int i) {
+            out[i] = span.is_empty() ? 0.0f : mean_of(all.values[h * n_values + i], inverse);
+        });
     }
 }

@@ -123,13 +123,12 @@ DEVICE void multiply_seen(float (&sums)[2][4], const u32 (&w)[2][4], const uint4
     }
 }
 
-// Sums over all partitions so far, in local memory: see Totals of attention_warp.cuh.
+// Sums before, in local memory: see Totals of attention_warp.cuh.
 struct Before {
     volatile float memory[2][N_OWN + 1][4];
 
-    // Add the sums before `partition` to its own.
-    DEVICE void add_to(Part &part, int partition) const {
-        const volatile float(&from)[N_OWN + 1][4] = memory[partition % 2];
+    DEVICE void add_to(Part &part, int from_half) const {
+        const volatile float(&from)[N_OWN + 1][4] = memory[from_half];
         Combination with[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -145,9 +144,8 @@ struct Before {
                 part.values[j][i] = with[i / 2].add(from[j + 1][i], part.values[j][i]);
     }
 
-    // Store the sums up to and with `partition`.
-    DEVICE void keep(const Part &part, int partition) {
-        volatile float(&to)[N_OWN + 1][4] = memory[(partition + 1) % 2];
+    DEVICE void keep(const Part &part, int to_half) {
+        volatile float(&to)[N_OWN + 1][4] = memory[to_half];
 #pragma unroll
         for (int half = 0; half < 2; half++)
             to[0][half] = part.largest[half], to[0][2 + half] = part.total[half];
@@ -182,23 +180,20 @@ DEVICE void multiply_tile(uint4 *values, const u32 (&w)[2][4], const Queries &qu
             to[(4 * octet + i) * WARP] = products[octet / 2][octet % 2][i];
 }
 
-// Finish a partition. `before`: the sums of earlier ones, if the block computes all.
+// Finish a partition. `before`: the sums of earlier ones that the block computed.
 DEVICE void end_partition(const Params &p, const Work &work, const Queries &queries, int partition,
                           Part &part, Before &before) {
     const int first = partition * PARTITION, slice = work.heads.slice;
     add_over_quads(part.total);
-    if (work.run.n_before < 0) {
-        if (queries.any.begin < first) before.add_to(part, partition);
-        if (queries.any.end > first + PARTITION) {
-            before.keep(part, partition);
-            return;
-        }
-    }
+    const Step step = queries.step_after(p, work.run, first);
+    if (step.adds_partitions) before.add_to(part, step.half);
+    if (step.adds_segments) before.add_to(part, step.half ^ 1);
+    if (step.keeps) return before.keep(part, step.half);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = lane_id() / 4 + 8 * half;
-        if (work.run.n_before >= 0) {
-            const int record = queries.record_of(p, work, i, partition);
+        if (!work.run.is_whole()) {
+            const int record = queries.record_of(p, work, i, first);
             if (record < 0) continue;
             const Record to(p, record, work.head_of(i));
             if (slice == 0 && warp_id() == 0 && lane_id() % 4 == 0) {
@@ -233,15 +228,15 @@ struct Largest {
 DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
     __shared__ Shared of;
     __shared__ Row rows[16];
-    const bool is_whole = work.run.n_before < 0;
-    const int step = is_whole ? 1 : gridDim.z, last = (work.span.end - 1) / PARTITION;
-    const int begin = work.span.begin / PARTITION + (is_whole ? 0 : blockIdx.z);
+    const int last = (work.span.end - 1) / PARTITION;
+    const int own = work.run.first_position(work.span.begin);
+    const int begin = max_of(own, work.span.begin) / PARTITION;
     const bool has_work = !work.span.is_empty() && begin <= last;
     if (!has_work && (blockIdx.z > 0 || !work.has_empty)) return;
-    uint4 *const own = shared + warp_id() * (Keys::SIZE + Values::SIZE);
-    const Keys keys(p.t[K], work.heads.kv * HEAD_DIM_K, own);
+    uint4 *const tiles = shared + warp_id() * (Keys::SIZE + Values::SIZE);
+    const Keys keys(p.t[K], work.heads.kv * HEAD_DIM_K, tiles);
     const Values values(p.t[V], work.heads.kv * HEAD_DIM_V + work.heads.slice * SLICE,
-                        own + Keys::SIZE);
+                        tiles + Keys::SIZE);
     list_rows<16>(rows, p, work);
     sync_block();
     if (work.has_empty && blockIdx.z == 0) store_empty<WARPS>(p, rows, work);
@@ -258,7 +253,8 @@ DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
     Part part;
     Before before;
     while (true) {
-        const Place next(p, work, now.is_last ? now.partition + step : now.partition,
+        const int after = work.run.own_position((now.partition + 1) * PARTITION) / PARTITION;
+        const Place next(p, work, now.is_last ? after : now.partition,
                          now.is_last ? 0 : now.round + 1, bad_page);
         float s[4][4];
         float largest[2] = {LOWEST, LOWEST};
@@ -298,7 +294,7 @@ DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
                 values.unpack(now.cell, now.n);
                 sync_warp();
             }
-            multiply_tile(own + Keys::SIZE, w, queries, now.first, work.span.end);
+            multiply_tile(tiles + Keys::SIZE, w, queries, now.first, work.span.end);
         }
         sync_block();  // for the products of all tiles
         part.add_round(of, now, work.span, reinterpret_cast<const float *>(shared + Keys::SIZE),

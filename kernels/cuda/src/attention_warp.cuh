@@ -52,15 +52,15 @@ struct Sums {
     }
 };
 
-// Sums over all partitions so far. They are used once in a partition, so they are in local memory
-// to save registers. Partitions alternate between two halves of `memory`: an index known only at
-// run time keeps the array out of registers.
+// Sums over the partitions of a segment so far, and over all segments before. They are used once in
+// a partition, so they are in local memory to save registers. Segments alternate between the two
+// halves of `memory`: an index known only at run time keeps the array out of registers.
 struct Totals {
     volatile float memory[2][2 * N_PAIRS + 1][4];
 
-    // Add the sums before `partition` to its own.
-    DEVICE void add_to(Sums &sums, int partition) const {
-        const volatile float(&from)[2 * N_PAIRS + 1][4] = memory[partition % 2];
+    // Add the sums before.
+    DEVICE void add_to(Sums &sums, int from_half) const {
+        const volatile float(&from)[2 * N_PAIRS + 1][4] = memory[from_half];
         float both[2] = {from[0][0], from[0][1]};
         const Combination with[2] = {{both[0], sums.largest[0]}, {both[1], sums.largest[1]}};
 #pragma unroll
@@ -77,9 +77,8 @@ struct Totals {
         }
     }
 
-    // Store the sums up to and with `partition`.
-    DEVICE void keep(const Sums &sums, int partition) {
-        volatile float(&to)[2 * N_PAIRS + 1][4] = memory[(partition + 1) % 2];
+    DEVICE void keep(const Sums &sums, int to_half) {
+        volatile float(&to)[2 * N_PAIRS + 1][4] = memory[to_half];
 #pragma unroll
         for (int half = 0; half < 2; half++)
             to[0][half] = sums.largest[half], to[0][2 + half] = sums.total[half];

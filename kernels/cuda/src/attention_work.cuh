@@ -25,15 +25,25 @@ DEVICE Heads heads_of(const Params &p, int n_rows) {
 }
 
 // Consecutive tokens of a sequence, such that every position from the first to the last of their
-// spans is in one of them. n_before: how many partitions all tokens before them see, or -1 if
-// partitions are not divided among blocks.
+// spans is in one of them. `units`: of the first token.
 struct Run {
-    int begin, end, n_before;
+    int begin, end;
+    RecordUnits units;
 
+    DEVICE bool is_whole() const { return units.size == 0; }
     DEVICE int record_of(const Params &p, int token) const {
-        int n = n_before;
-        for (int t = begin; t < token; t++) n += span_of(p, t).n_partitions();
+        int n = units.before;
+        for (int t = begin; t < token; t++) n += span_of(p, t).n_units(units.size);
         return n;
+    }
+    // Where the first unit of this block begins, if its run sees positions from `begin` on; and
+    // what comes after its position `i`, a multiple of a divisor of units.
+    DEVICE int first_position(int begin) const {
+        return is_whole() ? begin : begin / units.size * units.size + blockIdx.z * units.size;
+    }
+    DEVICE int own_position(int i) const {
+        if (is_whole() || (i & (units.size - 1)) != 0) return i;
+        return i + (gridDim.z - 1) * units.size;
     }
 };
 
@@ -85,9 +95,10 @@ DEVICE Run find_run(const Params &p, int begin, int end, int index) {
         starts |= static_cast<u64>(ballot(is_start)) << (half * WARP);
     }
     for (; index > 0; index--) starts &= starts - 1;
-    if (starts == 0) return {end, end, -1};
+    if (starts == 0) return {end, end, {0, 0}};
     const u64 others = starts & (starts - 1);
-    return {begin + lowest_bit(starts), others ? begin + lowest_bit(others) : end, -1};
+    const int next = others ? begin + lowest_bit(others) : end;
+    return {begin + lowest_bit(starts), next, {0, 0}};
 }
 
 // The positions that a run sees; none if one of its tokens is invalid. `has_empty`: a token of it
@@ -116,9 +127,8 @@ DEVICE bool next_run(const Params &p, Work &work) {
     Run run = find_run(p, work.begin, work.end, work.index);
     if (run.begin == run.end) return false;
     if (gridDim.z > 1) {
-        const PartitionCount count(p, run.begin);
-        if (count.has_room(p)) run.n_before = count.before;
-        else if (blockIdx.z > 0) return false;
+        run.units = record_units_of(p, run.begin);
+        if (run.is_whole() && blockIdx.z > 0) return false;
     }
     bool has_empty;
     const Span span = span_of_run(p, run, has_empty);
@@ -156,6 +166,14 @@ DEVICE void store_empty(const Params &p, const Row *rows, const Work &work) {
         for (int i = threadIdx.x; i < SLICE; i += N_WARPS * WARP) to[i] = 0.0f;
     }
 }
+
+// How a partition's sums become those of a segment, then of all positions: add the sums of the
+// segment's partitions before, then those of the segments before; keep the sums if more are to come.
+// The first and what is kept are in one half of memory, the second in the other one.
+struct Step {
+    int half;
+    bool adds_partitions, adds_segments, keeps;
+};
 
 // 16 rows of queries, from `row` on among those of the block.
 struct Queries {
@@ -204,12 +222,24 @@ struct Queries {
         return all_see_all || are_finite<STRIDE>(values);
     }
 
-    // The record of a row's partition; -1 if it has none.
-    DEVICE int record_of(const Params &p, const Work &work, int i, int partition) const {
+    // The record of a row's unit that contains a position; -1 if it has none.
+    DEVICE int record_of(const Params &p, const Work &work, int i, int position) const {
         const Span span = rows[i].span;
-        const int index = partition - span.begin / PARTITION;
-        if (i >= n_own || index < 0 || index >= span.n_partitions()) return -1;
+        const int size = work.run.units.size;
+        const int index = position / size - span.begin / size;
+        if (i >= n_own || index < 0 || index >= span.n_units(size)) return -1;
         return work.run.record_of(p, work.token_of(row + i)) + index;
+    }
+
+    // What to do with the sums of the partition from `first` on.
+    DEVICE Step step_after(const Params &p, const Run &run, int first) const {
+        const int size = segment_size(p), begin = first & ~(size - 1), end = begin + size;
+        const int next = first + PARTITION, half = first / size % 2;
+        if (run.units.size == PARTITION) return {half, false, false, false};
+        const bool ends = next == end || next >= any.end;  // the segment, for these queries
+        return {half, first > begin && first > any.begin,
+                ends && run.is_whole() && begin > any.begin,
+                !ends || (run.is_whole() && end < any.end)};
     }
 
     // True if row `i` has a result.
