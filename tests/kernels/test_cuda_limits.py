@@ -38,6 +38,20 @@ def test_blocks_of_products_on_a_multiprocessor(name: str) -> None:
         assert found == wanted, type
 
 
+def test_long_columns_are_quantized_by_more_warps() -> None:
+    def warps(chunks: int) -> int:
+        shape = shape_of_one(GGMLType.Q4_0, chunks, False, sizes_of(H100))
+        assert shape is not None and shape.stages == 2
+        return shape.warps
+
+    assert [warps(n) for n in (8, 31, 32, 56)] == [4, 4, 8, 8]
+    with NO_FIT.set(1):
+        assert [warps(n) for n in (32, 56)] == [4, 4]
+    node = ops.mul_mat(Tensor(GGMLType.Q4_0, (14336, 4096)), Tensor(GGMLType.F32, (14336, 1)))
+    [call] = quantized.calls(node)
+    assert (call.grid[0], call.block) == (128, 256)  # of 132 multiprocessors
+
+
 @each_type(TYPES)
 def test_products_fill_every_device(type: GGMLType) -> None:
     """Another block does not fit; or there are enough warps."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ....base.settings import NO_FIT
 from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
@@ -60,6 +61,7 @@ SHAPES: Final = (  # (warps, stages) of a block, the best first
 )
 ONE_REGISTERS: Final = 128  # of a thread, at most
 ENOUGH_ONE: Final = 8  # warps on a multiprocessor; more were slower
+LONG: Final = 32  # chunks from which on quantizing a column takes a block of few warps long
 MOST_IDLE: Final = 0.1  # share of lanes, if there are tiles of that few rows
 MOST_TILE_ROWS: Final = 16
 
@@ -118,8 +120,8 @@ def shape_of_few(type: GGMLType, limits: Limits) -> Shape:
 
 
 def shape_of_one(type: GGMLType, chunks: int, is_gated: bool, limits: Limits) -> Shape | None:
-    """The block of src/mul_mat_one.cu with enough warps at once, then the most stages; None if
-    chunks of a column do not fit."""
+    """The block of src/mul_mat_one.cu with enough warps at once, then the most stages, then the
+    most warps if the column is long; None if chunks of a column do not fit."""
     stage = -(-WARP * _chunk_bytes(type) // PIECE) * PIECE + PIECE
     sums = 4 * _tile_rows(chunks) * chunks * (2 if is_gated else 1)
 
@@ -129,7 +131,10 @@ def shape_of_one(type: GGMLType, chunks: int, is_gated: bool, limits: Limits) ->
         return Shape(warps, stages, shared, resident)
 
     shapes = [shape(*s) for s in SHAPES]
-    best = max(shapes, key=lambda s: (min(s.resident, ENOUGH_ONE), s.stages))
+    is_long = chunks >= LONG and not NO_FIT()
+    best = max(
+        shapes, key=lambda s: (min(s.resident, ENOUGH_ONE), s.stages, s.warps if is_long else 0)
+    )
     return best if best.resident else None
 
 
