@@ -20,7 +20,7 @@ from ...plan.node_params import glu_scalars
 from ..limits import H100, Limits
 from ..table import CudaCall, CudaKernel, CudaSource
 from . import quantized
-from .activations import CHUNK, can_prepare_q8, prepared_q8
+from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
 from .experts import groups_of_experts, most_runs
 
 BUSY_PARTS: Final = 10, 11  # of the multiprocessors that have a block: the GPU is filled
@@ -41,6 +41,10 @@ WITH_MIN: Final = (
     *(GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q2_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.IQ1_S),
     GGMLType.NVFP4,  # its second 16 values take the place of the minima
 )
+
+
+PACKS_SCALES: Final = (GGMLType.Q4_K, GGMLType.Q5_K)  # in src/blocks.cuh
+UNPACKED: Final = 8 * STEP // BLOCK  # bytes of a row's scales and minima in shared memory
 
 
 class Tile(NamedTuple):
@@ -91,6 +95,8 @@ def supports(node: Tensor) -> bool:
     """True if `calls` accepts the MUL_MAT or MUL_MAT_ID."""
     a, x = node.src[:2]
     if a.type not in quantized.TYPES or not a.has_contiguous_rows or not can_prepare_q8(x):
+        return False
+    if a.nb[1] % a.type.type_size != 0:
         return False
     n_columns = node.src[2].n_elements if node.op is Op.MUL_MAT_ID else x.n_rows
     return n_columns // NARROWEST + a.ne[2] * a.ne[3] <= MOST_BLOCKS
@@ -180,6 +186,8 @@ def stages_of(type: GGMLType, tile: Tile, limits: Limits) -> tuple[int, int]:
     columns = STEP + PIECE * (3 if type in WITH_MIN else 1)
     stage = tile.warps_k * (tile.rows * _row_slot(type) + tile.columns * columns)
     others = 12 * tile.columns + _sums(tile) + quantized.GRID_BYTES.get(type, 0)
+    if type in PACKS_SCALES:
+        others += UNPACKED * tile.rows * tile.warps_k
     registers = limits.registers(tile.threads, tile.blocks_per_sm)
 
     def n_blocks(stages: int) -> int:

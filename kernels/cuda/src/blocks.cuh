@@ -107,6 +107,8 @@ struct Plain {
     // `accumulate` gets their products with the columns' sums as a_sum, and HAS_MIN is true
     static constexpr bool HAS_SUB_MINS = false;
     static constexpr bool MANY_REGISTERS = false;  // whether unpacking takes many registers
+    // whether scales and minima of blocks are packed with others, so that unpacking them takes steps
+    static constexpr bool PACKS_SCALES = false;
     static constexpr int OFFSET = 0;  // to subtract from the integers that `words` gives
     // whether `words` needs what `prepare`, called by all threads of a block, has put into shared
     // memory; a barrier must follow
@@ -297,6 +299,7 @@ template <bool FIFTH> struct Sixes : Plain {
     static constexpr int QS = FIFTH ? 48 : 16;
     static constexpr int BYTES = QS + CHUNK / 2;
     static constexpr bool HAS_MIN = true;
+    static constexpr bool PACKS_SCALES = true;
 
     static DEVICE u32 bits(u32 word, int b) {
         return (word >> (4 * (b & 1))) & 0x0f0f0f0f;

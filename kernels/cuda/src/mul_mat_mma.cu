@@ -46,6 +46,9 @@ constexpr int N_USED = 1;     // experts of a token
 constexpr int ALPHA = 2;      // of a GLU
 constexpr int LIMIT = 3;
 
+// Whether all rows of a matrix begin equally far behind a multiple of a piece.
+constexpr bool ROWS_ARE_PIECES = Type::VALUES == CHUNK && Type::BYTES % PIECE == 0;
+
 // --- what a block computes ---
 
 struct Work {
@@ -188,9 +191,41 @@ struct Loader {
 
 // --- multiplying ---
 
+// Products of bytes as floats. Their sums begin at the bits of START; there, the bits of a float
+// count its steps, which are 1. So they become START + sum without a conversion of integers, which is
+// slower than a sum of floats. Sums are below 2**22. START takes 4 registers, which types with minima
+// do not have, unless their scales are unpacked before.
+constexpr bool HAS_START = !Type::HAS_MIN || Type::PACKS_SCALES;
+constexpr float START = 12582912.0f;  // 1.5 * 2**23
+constexpr int START_BITS = HAS_START ? 0x4b400000 : 0;
+
+template <int N_A, int N_B>
+DEVICE void multiply_bytes(int (&bits)[4], const u32 (&a)[N_A], const u32 (&b)[N_B]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) bits[j] = START_BITS;
+    if constexpr (N_B == 2) mma_s8_k32(bits, a, b);
+    else mma_s8_k16(bits, a, b[0]);
+}
+
+DEVICE float sum_of(int bits) {
+    return HAS_START ? as_float(static_cast<u32>(bits)) - START : static_cast<float>(bits);
+}
+
 // Blocks to unpack at once: limited by registers.
 constexpr int AT_ONCE =
     Type::HAS_SUB_SCALES || Type::HAS_SUB_MINS || Type::MANY_REGISTERS ? 1 : 2;
+
+// The integer scale of 16 values. Its products are integers below 2**24, so all of this is exact.
+struct SubScale {
+    float scale, offset;
+
+    SubScale() = default;
+    DEVICE explicit SubScale(int v) : scale(static_cast<float>(v)), offset(-START * scale) {}
+    DEVICE float times(int bits) const {
+        static_assert(HAS_START || !Type::HAS_SUB_SCALES, "for the offset");
+        return fmaf(scale, as_float(static_cast<u32>(bits)), offset);
+    }
+};
 
 // Blocks of a thread's rows: operands and scales.
 template <class T> struct Weights {
@@ -198,18 +233,27 @@ template <class T> struct Weights {
 
     u32 operand[AT_ONCE][4];
     float scale[AT_ONCE][2], min[AT_ONCE][2];  // by block and row
-    int sub[AT_ONCE][2][2];                    // first and second
+    SubScale sub[AT_ONCE][2][2];               // first and second
     u32 sub_min[AT_ONCE][4];                   // operands
 
     // Load row r's blocks of a step from `first` on. Blocks from `n_blocks` on are beyond K.
-    DEVICE void load(const View &view, int r, int half, int first, int n_blocks) {
+    // `unpacked`: see unpack_scales.
+    DEVICE void load(const View &view, int r, int half, int first, int n_blocks,
+                     const float4 *unpacked) {
+        if constexpr (T::PACKS_SCALES) {
+            const float4 two = unpacked[first / 2];
+            scale[0][r] = two.x, min[0][r] = two.y;
+            scale[AT_ONCE - 1][r] = two.z, min[AT_ONCE - 1][r] = two.w;
+        }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int b = Staging<T>::block(half, first + i);
             centered_words<T>(view, b, lane_id() % 4, operand[i][r], operand[i][2 + r]);
-            T::scales(view, b, scale[i][r], min[i][r]);
+            if constexpr (!T::PACKS_SCALES) T::scales(view, b, scale[i][r], min[i][r]);
             if constexpr (T::HAS_SUB_SCALES) {
-                T::sub_scales(view, b, sub[i][r][0], sub[i][r][1]);
+                int low, high;
+                T::sub_scales(view, b, low, high);
+                sub[i][r][0] = SubScale(low), sub[i][r][1] = SubScale(high);
             }
             if constexpr (T::HAS_SUB_MINS) {
                 mins_of<T>(view, b, sub_min[i][r], sub_min[i][2 + r]);
@@ -223,43 +267,58 @@ template <class T> struct Weights {
     // The exact integer products of block i with a tile's columns. `sums`: the columns' sums; they
     // become their products with minima, or the products of the second 16 values if those have their
     // own scales.
-    DEVICE void multiply(int (&product)[4], float (&sums)[4], int i, const u32 *columns) const {
-        if constexpr (T::IN_16) {
-            int high[4] = {0, 0, 0, 0};
-#pragma unroll
-            for (int j = 0; j < 4; j++) product[j] = 0;
-            mma_s8_k16(product, {operand[i][0], operand[i][1]}, columns[0]);
-            mma_s8_k16(high, {operand[i][2], operand[i][3]}, columns[1]);
-#pragma unroll
-            for (int j = 0; j < 4; j++) sums[j] = static_cast<float>(high[j]);
-        } else if constexpr (T::HAS_SUB_SCALES) {
-            int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
-            mma_s8_k16(low, {operand[i][0], operand[i][1]}, columns[0]);
-            mma_s8_k16(high, {operand[i][2], operand[i][3]}, columns[1]);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                product[j] = sub[i][j / 2][0] * low[j] + sub[i][j / 2][1] * high[j];
-            }
+    DEVICE void multiply(float (&product)[4], float (&sums)[4], int i, const u32 *columns) const {
+        constexpr bool IN_16 = T::IN_16 || T::HAS_SUB_SCALES;
+        int low[4], high[4];
+        if constexpr (IN_16) {
+            multiply_bytes<2, 1>(low, {operand[i][0], operand[i][1]}, {columns[0]});
+            multiply_bytes<2, 1>(high, {operand[i][2], operand[i][3]}, {columns[1]});
         } else {
+            multiply_bytes<4, 2>(low, operand[i], {columns[0], columns[1]});
+            if constexpr (T::HAS_SUB_MINS)
+                multiply_bytes<4, 2>(high, sub_min[i], {columns[0], columns[1]});
+        }
 #pragma unroll
-            for (int j = 0; j < 4; j++) product[j] = 0;
-            mma_s8_k32(product, operand[i], {columns[0], columns[1]});
-            if constexpr (T::HAS_SUB_MINS) {
-                int products[4] = {0, 0, 0, 0};
-                mma_s8_k32(products, sub_min[i], {columns[0], columns[1]});
-#pragma unroll
-                for (int j = 0; j < 4; j++) sums[j] = static_cast<float>(products[j]);
+        for (int j = 0; j < 4; j++) {
+            if constexpr (T::HAS_SUB_SCALES) {
+                product[j] = sub[i][j / 2][0].times(low[j]) + sub[i][j / 2][1].times(high[j]);
+            } else {
+                product[j] = sum_of(low[j]);
+                if constexpr (T::IN_16 || T::HAS_SUB_MINS) sums[j] = sum_of(high[j]);
             }
         }
     }
 };
 
+constexpr int PAIRS = STEP_BLOCKS / 2;  // of blocks
+
 struct Step {
     const char *rows, *columns;  // slots
     int half;
     int n_blocks;                // until K ends
-    const int *shifts;           // shifts of the thread's rows, 2 for each tile
+    const u32 *addresses;        // low bits of the addresses of the thread's rows, 2 for each tile
+    u32 begin;                   // of the step in a row
+
+    DEVICE int shift(int i) const { return misalignment(addresses[i] + begin); }
+    float4 *unpacked;            // PAIRS for each row of the warp
 };
+
+// Unpack the scales and minima of a step, if the type packs them: a row in each lane. Otherwise, the
+// four lanes that share a row would all do it.
+template <class T> DEVICE void unpack_scales(const Step &step) {
+    static_assert(!T::PACKS_SCALES || (AT_ONCE == 2 && ROWS_ARE_PIECES), "float4, one shift");
+    if (!T::PACKS_SCALES || lane_id() >= 16 * MT) return;
+    const int shift = step.shift(0), last_shift = step.shift(2 * MT - 1);
+    const auto view = Staging<T>::view(step.rows + lane_id() * ROW_SLOT,
+                                       lane_id() < 16 ? shift : last_shift, step.half);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        float4 two;
+        T::scales(view, Staging<T>::block(step.half, 2 * i), two.x, two.y);
+        T::scales(view, Staging<T>::block(step.half, 2 * i + 1), two.z, two.w);
+        step.unpacked[PAIRS * lane_id() + i] = two;
+    }
+}
 
 // The scales and sums of a thread's columns of a tile, by block and column.
 struct Columns {
@@ -295,9 +354,10 @@ DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
     for (int m = 0; m < MT; m++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const char *slot = step.rows + (16 * m + 8 * r + lane_id() / 4) * ROW_SLOT;
-            const Rows::View view = Rows::view(slot, step.shifts[2 * m + r], step.half);
-            w[m].load(view, r, step.half, first, step.n_blocks);
+            const int row = 16 * m + 8 * r + lane_id() / 4;
+            const Rows::View view =
+                Rows::view(step.rows + row * ROW_SLOT, step.shift(2 * m + r), step.half);
+            w[m].load(view, r, step.half, first, step.n_blocks, step.unpacked + PAIRS * row);
         }
     }
 #pragma unroll
@@ -312,16 +372,14 @@ DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
         for (int m = 0; m < MT; m++) {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                int product[4];
-                float sums[4];
+                float product[4], sums[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) sums[j] = columns.sum[i][j % 2];
                 w[m].multiply(product, sums, i, values + 2 * i);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float &sum = s[4 * (m * NT + n) + j];
-                    sum = accumulate<Type>(sum, static_cast<float>(product[j]),
-                                           columns.scale[i][j % 2], sums[j],
+                    sum = accumulate<Type>(sum, product[j], columns.scale[i][j % 2], sums[j],
                                            w[m].scale[i][j / 2], w[m].min[i][j / 2]);
                 }
             }
@@ -402,16 +460,17 @@ struct Ring {
     }
 
     // Add a turn's step to s. `addresses`: low bits of the addresses of the thread's rows.
-    DEVICE void multiply(float (&s)[N_OUT], int turn, const u32 (&addresses)[2 * MT]) const {
+    DEVICE void multiply(float (&s)[N_OUT], int turn, const u32 (&addresses)[2 * MT],
+                         float4 *unpacked) const {
         const int now = step(turn), warp = loader.thread / WARP;
         if (now >= n_steps) return;
-        int shifts[2 * MT];
-#pragma unroll
-        for (int i = 0; i < 2 * MT; i++) {
-            shifts[i] = misalignment(addresses[i] + static_cast<u64>(Rows::begin(now)));
-        }
         const Step step = {stage(turn) + 16 * MT * warp * ROW_SLOT, stage(turn) + N_ROWS * ROW_SLOT,
-                           turn & 1, work.n_blocks - now * STEP_BLOCKS, shifts};
+                           turn & 1, work.n_blocks - now * STEP_BLOCKS, addresses,
+                           static_cast<u32>(Rows::begin(now)), unpacked};
+        if (Type::PACKS_SCALES) {
+            unpack_scales<Type>(step);
+            sync_warp();
+        }
 #pragma unroll 1
         for (int b = 0; b < STEP_BLOCKS; b += AT_ONCE) add_blocks(s, step, b);
     }
@@ -421,6 +480,8 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
     DYNAMIC_SHARED(char, stages);
     __shared__ u32 columns[N_COLS];
     __shared__ char *results[N_COLS];
+    // of each warp
+    __shared__ float4 unpacked[Type::PACKS_SCALES ? THREADS / WARP : 1][16 * MT * PAIRS];
     const int group = WARPS_K == 1 ? 0 : threadIdx.x / GROUP;
     const int thread = threadIdx.x - group * GROUP, warp = thread / WARP;
     Work w;
@@ -437,7 +498,7 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
     for (int i = 0; i < 2 * MT; i++) {
         const int r = 16 * MT * warp + 8 * i + lane_id() / 4, m = matrix_of(8 * i);
         addresses[i] = static_cast<u32>(reinterpret_cast<u64>(w.matrix[m])) +
-                       row_in(r) * w.row_bytes[m];
+                       (ROWS_ARE_PIECES ? 0 : row_in(r) * w.row_bytes[m]);
     }
     const Ring ring(w, columns, stages, group, thread);
     float *const others = reinterpret_cast<float *>(stages + STAGES * STAGE);
@@ -459,7 +520,7 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
             ring.load(turn + STAGES - 1);
             // the other groups wrote their sums before the barrier
             if (WARPS_K > 1 && group == 0 && turn == first && turn > 0) add_others(total, others);
-            ring.multiply(s, turn, addresses);
+            ring.multiply(s, turn, addresses, unpacked[Type::PACKS_SCALES ? warp_id() : 0]);
         }
         if (WARPS_K > 1 && group > 0) {
             leave_sums(s, others, group, thread);
