@@ -171,7 +171,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
         (Shape(type_k=F32, type_v=F32), (Division(0), Division(0, 2, FEW_RECORDS))),
         (Shape(8, 1, 272, 16, F32, F32), (Division(0), Division(0, 2, FEW_RECORDS))),
     ],
-    ids=str,
+    ids=["F16", "large heads", "split", "F32", "four heads at once"],
 )
 def test_bits_do_not_depend_on_records_of_segments(
     shape: Shape, divisions: tuple[Division, ...], short_segments: None
