@@ -142,6 +142,11 @@ NO_SPLIT = Switch(
     "1 computes attention of few tokens on a GPU with one warp for each partition of positions, "
     "and does not share partitions among warps.",
 )
+NO_OVERLAP = Switch(
+    "LAMELLA_NO_OVERLAP",
+    0,
+    "1 passes the tokens of a step on before the next step starts, not while GPUs compute it.",
+)
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,

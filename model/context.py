@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,14 @@ from .strict import NanFinder, have_nan, raise_nan
 F32Array = npt.NDArray[np.float32]
 
 N_NOT_OFFLOADED: Final = 16  # tokens: a graph of the next size, 32, may be offloaded
+
+
+class Started(NamedTuple):
+    """A batch that `Context.start_rows` started: the rows of its first ubatches, and its last one
+    with its graph; None if that is computed, too."""
+
+    rows: Rows
+    last: tuple[UBatch, DecodeGraph] | None = None
 
 
 class Context(GraphContext):
@@ -166,6 +174,7 @@ class Context(GraphContext):
         graph = self._graph_for(params)
         if self._runs_first and self.n_graphs_built > before:
             self._run(graph, lambda: graph.set_inputs(UBatch([], 0, 0, {})))
+            self.synchronize()
 
     @property
     def _kinds(self) -> Sequence[bool]:
@@ -262,23 +271,49 @@ class Context(GraphContext):
         `n_top` and its logits are in a device's memory. If it has a mask too, the row has those of
         the allowed tokens only. Masks are requested while the device computes the logits.
         """
+        return self.read_rows(self.start_rows(batch))
+
+    @cached_property
+    def computes_aside(self) -> bool:
+        """True if a started batch leaves the host free: all layers are on devices that compute
+        while the host does other work."""
+        on_device = all(self._backends[device].is_async for device in self.model.layers)
+        return on_device and not self.is_on_host
+
+    def start_rows(self, batch: Batch) -> Started:
+        """Start to compute a batch, for `read_rows`. Until then, nothing else may use the context,
+        but `synchronize`. Raises as `decode`."""
+        self._open_scheduler()
         self._hidden.clear()
         if not self._top_sizes:
-            return self._rows_in_place(batch)
-        rows: list[Row] = []
-        for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
-            n_tops = ubatch.n_tops
-            n_top = top_size(n_tops, self._top_sizes)
-            if n_top:
-                masked = ubatch.has_masks(n_top)
-                graph = self._compute(ubatch, n_top, masked)
-                found = graph.outputs.read_rows(n_tops, ubatch.masks if masked else ())
-                self._check(found, ubatch, graph)
-                rows += found
-            else:
-                logits = np.empty((ubatch.n_outputs, self.n_vocab), np.float32)
-                self._read_logits(ubatch, logits)
-                rows.extend(logits)
+            return Started(self._rows_in_place(batch))
+        if not len(batch):
+            return Started([])
+        *first, last = cut_batch(batch, self.n_ubatch, self.n_seq_max)
+        rows = [row for ubatch in first for row in self._read_rows(*self._start_rows(ubatch))]
+        return Started(rows, self._start_rows(last))
+
+    def read_rows(self, started: Started) -> Rows:
+        """Wait for a started batch, and return its rows; see `decode_rows`."""
+        if started.last is None:
+            return started.rows
+        return [*started.rows, *self._read_rows(*started.last)]
+
+    def _start_rows(self, ubatch: UBatch) -> tuple[UBatch, DecodeGraph]:
+        n_top = top_size(ubatch.n_tops, self._top_sizes)
+        return ubatch, self._start(ubatch, n_top, masked=ubatch.has_masks(n_top))
+
+    def _read_rows(self, ubatch: UBatch, graph: DecodeGraph) -> list[Row]:
+        self._finish(ubatch, graph)
+        if graph.params.n_top:
+            masks = ubatch.masks if graph.params.masked else ()
+            rows = graph.outputs.read_rows(ubatch.n_tops, masks)
+        else:
+            logits = np.empty((ubatch.n_outputs, self.n_vocab), np.float32)
+            if ubatch.n_outputs:
+                graph.outputs.read_logits(logits)
+            rows = list[Row](logits)
+        self._check(rows, ubatch, graph)
         return rows
 
     def hidden(self) -> F32Array:
@@ -307,12 +342,20 @@ class Context(GraphContext):
             graph.outputs.read_logits(logits)
             self._check(logits, ubatch, graph)
 
-    def _compute(self, ubatch: UBatch, n_top: int = 0, masked: bool = False) -> DecodeGraph:
+    def _compute(self, ubatch: UBatch) -> DecodeGraph:
         """Compute a ubatch and return its graph, which holds the outputs.
+
+        In a pipeline, a ubatch without outputs may still run on return.
+        """
+        graph = self._start(ubatch)
+        self._finish(ubatch, graph)
+        return graph
+
+    def _start(self, ubatch: UBatch, n_top: int = 0, masked: bool = False) -> DecodeGraph:
+        """Start to compute a ubatch and return its graph.
 
         Its sequences get pages in the pools of layers with windows, and give others back. They get
         slots for their states.
-        In a pipeline, a ubatch without outputs may still run on return.
         """
         try:
             if self.pool.gives_back:
@@ -324,14 +367,22 @@ class Context(GraphContext):
                 graph,
                 lambda: graph.set_inputs(ubatch),
                 (lambda: graph.set_masks(ubatch)) if masked else None,
-                wait=ubatch.n_outputs > 0,
+                goes_on=not self._is_awaited(ubatch),
             )
-            if self.keeps_hidden:
-                self._hidden.append(graph.read_hidden(ubatch.n_tokens))
         except BaseException:
             self._synchronize_after_error()
             raise
         return graph
+
+    def _finish(self, ubatch: UBatch, graph: DecodeGraph) -> None:
+        """Wait for a started ubatch, unless others may follow it in a pipeline."""
+        if self._is_awaited(ubatch):
+            self.synchronize()
+        if self.keeps_hidden:
+            self._hidden.append(graph.read_hidden(ubatch.n_tokens))
+
+    def _is_awaited(self, ubatch: UBatch) -> bool:
+        return ubatch.n_outputs > 0 or bool(self.no_pipeline)
 
     def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
         """In strict mode, raise StrictError if the logits of a ubatch have a NaN."""

@@ -153,6 +153,7 @@ class EmbedContext(GraphContext):
         graph = self._graph_for(self._params_of(texts))
         try:
             self._run(graph, lambda: graph.set_inputs(texts, row))
+            self.synchronize()
         except BaseException:
             self._synchronize_after_error()
             raise
@@ -175,6 +176,7 @@ class EmbedContext(GraphContext):
         padded = np.resize(rows, (graph.rows.ne[1], rows.shape[1]))
         try:
             self._run(graph, lambda: tensor_set(graph.rows, padded))
+            self.synchronize()
         except BaseException:
             self._synchronize_after_error()
             raise

@@ -238,9 +238,10 @@ class GraphContext(ABC):
         set_inputs: Callable[[], None],
         write_late: WriteLate | None = None,
         *,
-        wait: bool = True,
+        goes_on: bool = False,
     ) -> None:
-        """Set a graph's inputs and compute it. In a pipeline, it may still run without `wait`.
+        """Set a graph's inputs and start to compute it. The caller must `synchronize`; if the
+        pipeline `goes_on`, other graphs may follow first.
 
         `write_late` writes its late inputs; see `Scheduler.graph_compute_async`.
         """
@@ -250,12 +251,10 @@ class GraphContext(ABC):
         scheduled = graph.scheduled
         scheduler.wait_inputs(scheduled)
         set_inputs()
-        wait = wait or bool(self.no_pipeline)
-        scheduler.graph_compute_async(scheduled, write_late, release_inputs=not wait)
-        if wait:
-            self.synchronize()
-        else:
-            self._copy, self.in_flight = (self._copy + 1) % scheduler.n_copies, True
+        scheduler.graph_compute_async(scheduled, write_late, release_inputs=goes_on)
+        self.in_flight = True
+        if goes_on:
+            self._copy = (self._copy + 1) % scheduler.n_copies
 
     def _synchronize_after_error(self) -> None:
         """Wait for all work in flight. Raises nothing: the first error counts, not what follows."""

@@ -38,6 +38,15 @@ class Output(NamedTuple):
         """The guesses."""
         return () if self.guesses is None else self.guesses.draft.tokens
 
+    def may_go_on(self, level: int) -> bool:
+        """True if the text goes on as it was guessed, after `level` + 1 guesses that came true."""
+        ticket, matcher = self.ticket, self.matcher
+        return (
+            not (ticket.settled or ticket.paused)
+            and ticket.matcher is matcher  # no trigger began a grammar
+            and (matcher is None or level < matcher.n_guessed)
+        )
+
 
 @dataclass(slots=True)
 class BatchPlan:

@@ -28,7 +28,6 @@ from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
 from ..params import EngineParams
 from ..speculative_params import SpecType
-from . import policy
 from .counters import Counters
 from .drafts.drafter import Drafter
 from .job import Job
@@ -89,6 +88,7 @@ class Engine:
             store=store,
             spelling=lambda: self.compiler.spelling,
             draft_model=draft_model,
+            when_told=self._stepped,
         )
         self._when_stepped: list[Callable[[], None]] = []
 
@@ -246,7 +246,8 @@ class Engine:
         self._worker.end(self._queue.close, self._drain)
 
     def when_stepped(self, callback: Callable[[], None]) -> None:
-        """Call `callback` on the engine's thread after each step, when all sinks have its news."""
+        """Call `callback` on the engine's thread when sinks have news: after each step, and after
+        the tokens that they get while the next step computes."""
         self._when_stepped.append(callback)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
@@ -310,7 +311,7 @@ class Engine:
         """The thread."""
         runner, pulse = self._runner, self.pulse
         try:
-            while self._queue.wait_for_work(is_idle=not policy.has_work(runner.running)):
+            while self._queue.wait_for_work(is_idle=runner.is_idle()):
                 pulse.begin()
                 try:
                     runner.step()

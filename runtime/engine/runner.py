@@ -22,12 +22,13 @@ from ...base.errors import (
     RequestError,
 )
 from ...base.log import get_logger
+from ...base.settings import NO_OVERLAP
 from ...model.context import Context
 from ...model.guide import Mask, MaskComputer, n_mask_bits
 from ...model.kv_sequence import KVSequence
 from ...model.outputs import Row, Rows
 from ...model.page_store import PageStore
-from ...model.sampling import RowSampler, Sampled
+from ...model.sampling import Sampled
 from ...model.vocab import Vocab
 from . import policy
 from .batch_plan import BatchPlan, Output
@@ -36,6 +37,7 @@ from .drafts.drafter import Drafter
 from .drafts.speculation import SENT, Guesses, Speculation
 from .grammar_queue import GrammarQueue
 from .job import StopType
+from .output_sampler import OutputSampler
 from .pace import Pace
 from .prefixes import Prefixes
 from .pulse import Pulse
@@ -43,7 +45,7 @@ from .queue import JobQueue
 from .shares import Owner
 from .slots import SlotContent, Slots
 from .steps import Steps
-from .texts import Full, Texts
+from .texts import Full, Taken, Texts
 from .ticket import Ticket
 
 T = TypeVar("T")
@@ -75,7 +77,9 @@ class Runner:
         store: PageStore | None = None,
         spelling: Callable[[], Mapping[bytes, int]] = dict,
         draft_model: Drafter | None = None,
+        when_told: Callable[[], None] = lambda: None,
     ) -> None:
+        """`when_told` is called when sinks got tokens and the next step computes already."""
         self.counters = Counters()
         self.steps = Steps()
         self.running: list[Ticket] = []
@@ -89,8 +93,7 @@ class Runner:
         self._n_parallel = n_parallel
         self._pulse = pulse
         self._pace = Pace(context.n_ubatch, max_itl)
-        self._sampler = RowSampler(n_parallel, context.host_threads)
-        self._later_sampler = RowSampler(n_parallel, context.host_threads)  # of rows after guesses
+        self._sampler = OutputSampler(n_parallel, context.host_threads, self.counters)
         self._speculation = Speculation(
             vocab, spelling, context.n_checked_max, self._pace.ms_of, draft_model
         )
@@ -98,6 +101,13 @@ class Runner:
         self._grammars = GrammarQueue()
         self._guessed: dict[Ticket, int] = {}  # positions of jobs before those of their guesses
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
+        self._when_told = when_told
+        # Tokens that their sinks get while the next step computes, if the host is free then. A sink
+        # may end its text: then the step computes one token too many.
+        self._untold: list[Taken] = []
+        self._overlaps = context.computes_aside and not NO_OVERLAP()
+        self._is_computing = False  # a step has started
+        self._ended: list[Ticket] = []  # meanwhile: to be released after it
 
     def step(self) -> None:
         """Handle the queue, then decode one batch if there is one."""
@@ -107,7 +117,9 @@ class Runner:
             self._admit()
         begin = time.perf_counter()
         plan = self._plan_batch()
-        if len(plan.batch):
+        if not len(plan.batch):
+            self._tell()
+        else:
             n_running, n_built = len(self.running), self._context.n_graphs_built
             planned = time.perf_counter()  # a draft model may have taken long
             n_outputs = self._compute(plan)
@@ -125,8 +137,16 @@ class Runner:
                 ms = 1e3 * (time.perf_counter() - planned)
                 self._pace.measured(len(plan.batch), plan.batch.n_outputs, ms)
 
+    def is_idle(self) -> bool:
+        """True if no job can go on. Then all sinks have all tokens."""
+        if self._untold and not policy.has_work(self.running):
+            self._tell()
+        return not policy.has_work(self.running)
+
     def fail_all(self, error: Exception) -> None:
         """Fail all running jobs with an internal error."""
+        self._tell()
+        self._end_step()
         self._fail(tuple(self.running), error)
 
     def make_room(self, n_tokens: int) -> None:
@@ -140,6 +160,7 @@ class Runner:
 
     def drain(self) -> None:
         """Cancel all jobs and calls, and close the queue."""
+        self._tell()
         tickets, calls = self._queue.drain(self.running)
         for ticket in tickets:
             self._release(ticket)
@@ -280,7 +301,7 @@ class Runner:
         while not seq.can_append(1):
             other = policy.victim(self.running)
             self._preempt(other)
-            if other is ticket:
+            if ticket.seq is not seq:  # it was the other one, or it has ended
                 return
         self._context.append(seq, 1)
 
@@ -288,7 +309,8 @@ class Runner:
         """Preempt a job: free its pages and let it wait, in front of the others of its request."""
         if ticket in self._in_flight:
             self._synchronize()
-        if ticket.seq is not None:  # else it has just failed, in _synchronize
+        self._tell()
+        if ticket.seq is not None:  # else it has just failed, in _synchronize, or ended
             self.running.remove(ticket)
             self.slots.leave(ticket.slot)
             self._speculation.forget(ticket)
@@ -308,10 +330,15 @@ class Runner:
         self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
         plan.begin_masks()
         try:
-            rows = self._context.decode_rows(plan.batch)
+            self._is_computing = True
+            started = self._context.start_rows(plan.batch)
+            self._tell()
+            rows = self._context.read_rows(started)
         except Exception as e:
+            self._tell()
             self._masks.take()
             self._fail_in_flight(e)
+            self._end_step()
             return 0
         masks = self._masks.take()
         self._speculation.computed(plan.tickets(), plan.batch)
@@ -322,6 +349,7 @@ class Runner:
         done = {output.ticket for output in plan.outputs}
         self._in_flight = [t for t in self._in_flight if in_flight and t not in done]
         self.counters.stepped(len(self.running))
+        self._end_step()
         for ticket in plan.prefilled:
             self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
         if not in_flight:
@@ -329,16 +357,44 @@ class Runner:
             self.prefixes.tree.confirm()
         for ticket in plan.prefilled:
             self._prefilled(ticket)
-        return self._sample_rows(plan.outputs, rows, masks)
+        outputs = [output for output in plan.outputs if not output.ticket.settled]
+        return self._sample_rows(outputs, rows, masks)
+
+    def _tell(self) -> None:
+        """Pass the tokens of the last step on to their sinks, which may end their texts."""
+        if not self._untold:
+            return
+        untold, self._untold = self._untold, []
+        for taken in untold:
+            ticket = taken.ticket
+            if not ticket.settled:
+                self._end_or_shift(ticket, self._guard(ticket, partial(self._texts.tell, taken)))
+        self._when_told()
+
+    def _end_or_shift(self, ticket: Ticket, stop: StopType | Full | None) -> None:
+        if stop is Full.SHIFTS:
+            self._guard(ticket, partial(self._shift, ticket))
+        elif stop is not None:
+            self._finish(ticket, stop)
+
+    def _end_step(self) -> None:
+        """Release the jobs that have ended since the step started."""
+        self._is_computing = False
+        ended, self._ended = self._ended, []
+        for ticket in ended:
+            self._take_back(ticket)
+            seq = ticket.seq
+            if ticket.decoding and seq is not None and seq.length == len(ticket.tokens):
+                ticket.n_done, ticket.decoding = seq.length, False  # the step was too much
+            self._release(ticket)
 
     def _sample_rows(self, outputs: Sequence[Output], rows: Rows, masks: Sequence[Mask]) -> int:
         """Sample the first row of each output, then those after guesses that came true. Return how
         many tokens were sampled."""
-        if len(outputs) == len(rows):
-            tokens = self._sample(self._sampler, outputs, rows, masks, 0)
-        else:
+        first = rows
+        if len(outputs) != len(rows):
             first = [rows[output.row] for output in outputs]
-            tokens = self._sample(self._sampler, outputs, first, masks, 0)
+        tokens = self._sampler.sample(outputs, first, masks, 0, time.perf_counter())
         n, level = 0, 0
         while outputs:
             n += len(outputs)
@@ -350,7 +406,8 @@ class Runner:
             level += 1
             if outputs:
                 next_rows = [rows[output.row + level] for output in outputs]
-                tokens = self._sample(self._later_sampler, outputs, next_rows, masks, level)
+                now = time.perf_counter()
+                tokens = self._sampler.sample(outputs, next_rows, masks, level, now)
         return n
 
     def _goes_on(
@@ -365,19 +422,21 @@ class Runner:
         if output.guesses is not None:
             token = self._speculation.taken(output.guesses, level, token)
         try:
-            stop = self._texts.take(ticket, row, token, mask)
-            if stop is Full.SHIFTS:
-                self._shift(ticket)
-                stop = None
+            taken = self._texts.take(ticket, row, token, mask)
         except Exception as e:  # of this job only
             self._fail((ticket,), e)
             return False
+        is_last = level == len(output.tokens) or ticket.tokens[-1] != output.tokens[level]
+        if self._overlaps and is_last and taken.stop is None:
+            self._untold.append(taken)
+            stop = None
+        else:
+            stop = self._guard(ticket, partial(self._texts.tell, taken))
         if output.guesses is not None:
-            if stop is None and level < len(output.tokens) and _came_true(output, level):
+            if stop is None and not is_last and output.may_go_on(level):
                 return True
             self._end_guesses(output, level)
-        if stop is not None:
-            self._finish(ticket, stop)
+        self._end_or_shift(ticket, stop)
         return False
 
     def _end_guesses(self, output: Output, n_right: int) -> None:
@@ -405,34 +464,8 @@ class Runner:
         if ticket.n_done == ticket.n_prompt and ticket.params.n_predict == 0:
             self._synchronize()
             if not ticket.settled:
-                self._begin_predicting(ticket)
+                self._sampler.begin(ticket, time.perf_counter())
                 self._finish(ticket, StopType.LIMIT)
-
-    def _sample(
-        self,
-        sampler: RowSampler,
-        outputs: Sequence[Output],
-        rows: Rows,
-        masks: Sequence[Mask],
-        level: int,
-    ) -> Sequence[Sampled]:
-        """Sample a token of each output, from its row after `level` guesses."""
-        now = time.perf_counter()
-        for output in outputs:
-            ticket = output.ticket
-            if ticket.t_first == 0:
-                ticket.t_first = now
-                self.counters.prompt_done(ticket)
-            else:
-                self.counters.token_seconds.add(now - ticket.t_last)
-            ticket.t_last = now
-        samplers = [output.ticket.sampler for output in outputs]
-        each = [None if o.matcher is None else masks[o.mask + level] for o in outputs]
-        return sampler.sample(samplers, rows, each if masks else None)
-
-    def _begin_predicting(self, ticket: Ticket) -> None:
-        ticket.t_first = time.perf_counter()
-        self.counters.prompt_done(ticket)
 
     # --- work in flight ---
 
@@ -489,7 +522,10 @@ class Runner:
             return None
 
     def _release(self, ticket: Ticket) -> None:
-        """Remove a job from the running jobs and free its pages."""
+        """Remove a job from the running jobs and free its pages, after the step that computes."""
+        if self._is_computing:
+            self._ended.append(ticket)
+            return
         if ticket in self._in_flight:
             self._synchronize()
         self.counters.ended(ticket)
@@ -522,18 +558,6 @@ class Runner:
                 in_flight=ticket in self._in_flight,
                 identity=ticket.identity,
             )
-
-
-def _came_true(output: Output, level: int) -> bool:
-    """True if the last token is the next guess, and the text goes on as it was guessed."""
-    ticket = output.ticket
-    return (
-        ticket.tokens[-1] == output.tokens[level]
-        and ticket.decoding  # it was not shifted
-        and not (ticket.settled or ticket.paused)
-        and ticket.matcher is output.matcher  # no trigger began a grammar
-        and (output.matcher is None or level < output.matcher.n_guessed)
-    )
 
 
 def _as_lamella_error(error: Exception) -> LamellaError:

@@ -7,6 +7,7 @@ Tested by tests/runtime/test_engine*.py.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,36 @@ from . import policy
 from .job import StopType
 from .ticket import Ticket
 
+NO_TOKEN: Final = -1
+
 
 class Full(Enum):
     """What a job with a full context does, other than ending."""
 
     SHIFTS = "shifts"
+
+
+class Taken(NamedTuple):
+    """A token that its job has taken, for `Texts.tell`.
+
+    Attributes:
+        logprobs: those that the job requests; None: none.
+        is_shown: the sink gets it; False: it only ends the text.
+        stop: why the job ends, if the sink does not end it; None if it goes on, `Full.SHIFTS` if it
+            goes on without its oldest tokens.
+        is_cut: the text would go on, but for the size of the context.
+    """
+
+    ticket: Ticket
+    token: int
+    logprobs: Logprobs | None = None
+    is_shown: bool = True
+    stop: StopType | Full | None = None
+    is_cut: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        return self.stop is None
 
 
 class Texts:
@@ -33,17 +59,11 @@ class Texts:
         self._vocab = vocab
         self._n_ctx = n_ctx
 
-    def take(
-        self, ticket: Ticket, row: Row, sampled: Sampled, mask: Mask | None
-    ) -> StopType | Full | None:
-        """Pass a sampled token to the sink.
+    def take(self, ticket: Ticket, row: Row, sampled: Sampled, mask: Mask | None) -> Taken:
+        """Extend a job's tokens. Its sink is told by `tell`, before its next token is taken.
 
         `sampled` is the token sampled from `row`, or the error of its sampler; `mask` has the
         tokens that the grammar allowed.
-
-        Returns:
-            Why the job ends; None if it goes on, `Full.SHIFTS` if it goes on without its oldest
-            tokens.
 
         Raises:
             LamellaError: of this job only.
@@ -53,7 +73,8 @@ class Texts:
             matcher.check()  # a failed one has a mask of no meaning
         if isinstance(sampled, Exception):
             if isinstance(sampled, RequestError) and matcher is not None and matcher.is_complete:
-                return StopType.EOS  # ignore_eos or a bias bans the end token, and all others
+                # ignore_eos or a bias bans the end token, and all others
+                return Taken(ticket, NO_TOKEN, is_shown=False, stop=StopType.EOS)
             if isinstance(sampled, BackendError) and ticket.lora_scales is not None:
                 raise RequestError(f"lora: these scales are too large: {sampled}") from sampled
             raise sampled
@@ -67,28 +88,32 @@ class Texts:
         ticket.decoding = True
         is_end = token in self._vocab.eog and not ticket.params.ignore_eos
         if is_end and not ticket.params.special:
-            return StopType.EOS
+            return Taken(ticket, token, is_shown=False, stop=StopType.EOS)
         if matcher is not None and not is_end:
             matcher.accept(token)
         elif ticket.lazy is not None and not is_end and ticket.lazy.push(token):
             matcher = ticket.matcher = ticket.lazy.matcher
             ticket.lazy = None
         logprobs = _logprobs(ticket, row, token) if ticket.n_probs else None
-        if not ticket.sink.token(token, logprobs):
-            return StopType.WORD
         if is_end or (matcher is not None and matcher.is_finished):
-            return StopType.EOS
+            return Taken(ticket, token, logprobs, stop=StopType.EOS)
         late = ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token)
         if late or len(ticket.tokens) >= ticket.n_most:
             n_predict = policy.n_predict_of(ticket.params, self._n_ctx)
             limit, is_full = policy.limit_of(
                 ticket.n_predicted, n_predict, len(ticket.tokens), self._n_ctx, late
             )
-            if is_full and ticket.params.context_shift:
-                return Full.SHIFTS
-            ticket.truncated |= is_full
-            return limit
-        return None
+            stop = Full.SHIFTS if is_full and ticket.params.context_shift else limit
+            return Taken(ticket, token, logprobs, stop=stop, is_cut=is_full)
+        return Taken(ticket, token, logprobs)
+
+    def tell(self, taken: Taken) -> StopType | Full | None:
+        """Pass a token on to the sink. Return why the job ends, or how it goes on: see `Taken`."""
+        ticket = taken.ticket
+        if taken.is_shown and not ticket.sink.token(taken.token, taken.logprobs):
+            return StopType.WORD
+        ticket.truncated |= taken.is_cut and taken.stop is not Full.SHIFTS
+        return taken.stop
 
     def _is_late(self, ticket: Ticket, token: int) -> bool:
         ticket.has_new_line = ticket.has_new_line or b"\n" in self._vocab.piece(token)

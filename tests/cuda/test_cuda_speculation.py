@@ -15,8 +15,7 @@ from tiny_models import TINY, write_model
 from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.model.batch import Batch
-from lamella.model.context import Context
-from lamella.model.outputs import Rows
+from lamella.model.context import Context, Started
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 
@@ -53,18 +52,18 @@ def test_guesses_move_no_work_to_another_device(
 ) -> None:
     """With op offload, the GPU takes over the CPU's layers in steps of 32 tokens and more."""
     sizes: list[int] = []
-    decode_rows = Context.decode_rows
+    start_rows = Context.start_rows
 
-    def seen(self: Context, batch: Batch) -> Rows:
+    def seen(self: Context, batch: Batch) -> Started:
         sizes.append(len(batch))
-        return decode_rows(self, batch)
+        return start_rows(self, batch)
 
     rng = random.Random(1)
     options = {"n_gpu_layers": 1, "op_offload": op_offload, "n_ubatch": 64, "n_parallel": 8}
     with opened(path, gpus, **options) as instance:
         assert instance.context.n_checked_max == most
         replace_controller(rng, monkeypatch)
-        monkeypatch.setattr(Context, "decode_rows", seen)
+        monkeypatch.setattr(Context, "start_rows", seen)
         given = {"n_predict": 30, "ignore_eos": True, "seed": 3, "spec_n_max": 7}
         requests = [Request(prompt=(1, 5 + i), given=given, n_probs=3) for i in range(8)]
         guessing = Guessing("random", rng, instance.vocab.n_tokens)

@@ -98,12 +98,14 @@ class Write(NamedTuple):
 
 
 class FakeContext:
-    """A fake context. It calls `on_decode` with the step's number, from 1 on, before each decode.
+    """A fake context. It calls `on_start` with the step's number, from 1 on, when a step starts,
+    and `on_decode` before it is decoded.
 
-    With `tops` it returns only the largest logits if they are enough, like a context on a device.
-    It has a pool without a window, and one for each of `windows` that is just large enough for
-    `n_seqs` sequences and `swa_prefix` tokens. With `n_kept`, it has slots for states, so many of
-    them for the prefix cache. A slot holds all tokens of its sequence.
+    With `aside`, the host may work meanwhile: a batch is computed as late as possible. With `tops`
+    it returns only the largest logits if they are enough, like a context on a device. It has a pool
+    without a window, and one for each of `windows` that is just large enough for `n_seqs` sequences
+    and `swa_prefix` tokens. With `n_kept`, it has slots for states, so many of them for the prefix
+    cache. A slot holds all tokens of its sequence.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class FakeContext:
         n_seqs: int = 6,
         swa_prefix: int = 0,
         n_kept: int | None = None,
+        aside: bool = True,
     ) -> None:
         self.n_graphs_built = self.n_reused = 0
         self.in_flight = False
@@ -138,9 +141,11 @@ class FakeContext:
         self.contents = [np.full(pool.n_cells_total, -1, np.int64) for pool in pools]
         self.tops = tops
         self.is_on_host = not tops
+        self.computes_aside = aside
         self.host_threads = None
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
+        self.on_start: Callable[[int], None] = lambda step: None
         self.on_decode: Callable[[int], None] = lambda step: None
 
     @property
@@ -176,6 +181,13 @@ class FakeContext:
         for g, src, dst, n_cells in seq.append(n):
             content = self.contents[g]
             content[dst : dst + n_cells] = content[src : src + n_cells]
+
+    def start_rows(self, batch: Batch) -> Batch:
+        self.on_start(len(self.steps) + 1)
+        return batch
+
+    def read_rows(self, batch: Batch) -> list[Row]:
+        return self.decode_rows(batch)
 
     def decode_rows(self, batch: Batch) -> list[Row]:
         outputs = [(run.n_top, mask) for run in batch.runs for mask in run.all_masks]

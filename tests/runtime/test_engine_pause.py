@@ -77,12 +77,13 @@ def tokens() -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("aside", [False, True])
 def test_other_jobs_go_on_and_a_paused_one_continues_with_the_same_tokens(
-    tokens: list[int],
+    aside: bool, tokens: list[int]
 ) -> None:
-    with started(FakeContext()) as [reader]:
+    with started(FakeContext(aside=aside)) as [reader]:
         assert run(reader.engine) == tokens
-        assert len(reader.sink.tokens) == N_FIRST
+        assert len(reader.sink.tokens) == N_FIRST + aside  # the step in flight has one more
         assert reader.engine.n_running == 1
         assert reader.resume() == tokens
 

@@ -290,16 +290,17 @@ def test_an_end_token_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(Guesser, "draft", lambda self, tokens, n: Draft([6, EOS, 6]))
     context = FakeContext()
-    original = context.decode_rows
+    original = context.start_rows
 
-    def decode_rows(batch: Any) -> Any:
+    def start_rows(batch: Any) -> Any:
         seen.extend(token for run in batch.runs for token in run.tokens)
         return original(batch)
 
-    monkeypatch.setattr(context, "decode_rows", decode_rows)
+    monkeypatch.setattr(context, "start_rows", start_rows)
     sink = Sink()
     with running(context, Job(prompt=(7, 8), params=RequestParams(), sink=sink)):
         sink.wait()
+    assert seen.count(6) > 1
     assert EOS not in seen
 
 

@@ -1,0 +1,207 @@
+"""Sinks get the tokens of a step while the next one computes: none is lost, and none comes after
+the end of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fake_context import FakeContext, Recorder, expected, job, make_engine, running, sampling
+
+from lamella.base.errors import BackendError, CancelledError
+from lamella.base.settings import NO_OVERLAP
+from lamella.model.layer_memory import Window
+from lamella.runtime.engine.engine import Engine
+from lamella.runtime.engine.job import StopType
+from lamella.runtime.engine.ticket import Ticket
+
+PROMPT = (7, 8, 9)
+N = 9  # tokens before a sink ends its text
+TOKENS = expected(PROMPT, sampling(1), 40)
+assert len(TOKENS) > N
+
+
+def until(n: int, then: Callable[[], bool] = lambda: False) -> Recorder:
+    """A sink that calls `then` for its token `n`."""
+    return Recorder(lambda i: then() if i == n else True)
+
+
+def raising(error: Exception) -> Callable[[], bool]:
+    def call() -> bool:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_token_is_told_while_the_next_step_computes(off: int) -> None:
+    log = list[str]()
+    context = FakeContext(aside=True)
+    context.on_start = lambda step: log.append(f"start {step}")
+    context.on_decode = lambda step: log.append(f"compute {step}")
+
+    def on_token(n: int) -> bool:
+        log.append(f"token {n}")
+        return True
+
+    sink = Recorder(on_token)
+    with NO_OVERLAP.set(off), running(context) as engine:
+        engine.when_stepped(lambda: log.append("sent"))
+        engine.submit(job(sink, n_predict=3, ignore_eos=True))
+        sink.result()
+    events = [each for each in log if each != "sent"]
+    if off:
+        steps = ([f"start {i}", f"compute {i}", f"token {i}"] for i in (1, 2, 3))
+        assert events == [event for step in steps for event in step]
+        return
+    assert events == [
+        *("start 1", "compute 1"),
+        *("start 2", "token 1", "compute 2"),
+        *("start 3", "token 2", "compute 3", "token 3"),
+    ]
+    assert log[log.index("token 2") + 1] == "sent"  # at once: the step may take long
+
+
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "pages": {},
+    "tops": {"tops": True},
+    "window": {"windows": [Window(6)]},
+    "states": {"n_kept": 8},
+}
+
+
+@pytest.mark.parametrize("options", CONTEXTS.values(), ids=CONTEXTS)
+def test_a_text_that_its_sink_ends_has_no_further_token(options: dict[str, Any]) -> None:
+    """The step that computed one more token did so in the text's own pages, which can be shared."""
+    context = FakeContext(aside=True, **options)
+    sink, other = until(N), Recorder()
+    jobs = job(sink, ignore_eos=True, n_probs=0), job(other, 5, seed=4, n_predict=30, n_probs=0)
+    with running(context, *jobs) as engine:
+        result = sink.result()
+        assert (result.stop_type, result.n_predicted) == (StopType.WORD, N)
+        assert sink.tokens == TOKENS[:N]
+        other.result()
+        assert other.tokens == expected((5,), sampling(4), 30)
+        later = Recorder()
+        prompt = (*PROMPT, *TOKENS[:N], 5, 6)
+        engine.submit(job(later, *prompt, n_predict=8, n_probs=0))
+        n_cached = later.result().n_cached
+        assert later.tokens == expected(prompt, sampling(1), 8)
+        if "n_kept" not in options:
+            assert n_cached == len(PROMPT) + N  # the last one was evaluated, too
+    assert len(sink.ends) == 1
+
+
+def test_a_sink_that_raises_ends_its_text_only() -> None:
+    sink, other = until(N, raising(ValueError("broken"))), Recorder()
+    with running(FakeContext(aside=True), job(sink), job(other, 5, seed=4, n_predict=30)):
+        assert "broken" in str(sink.error())
+        other.result()
+    assert other.tokens == expected((5,), sampling(4), 30)
+
+
+def test_a_step_that_fails_does_not_fail_a_text_that_had_ended() -> None:
+    context = FakeContext(aside=True)
+
+    def fail(step: int) -> None:
+        if step == N + 1:
+            raise BackendError("the device failed")
+
+    context.on_decode = fail
+    sink, other = until(N), Recorder()
+    with running(context, job(sink, ignore_eos=True), job(other, 5, ignore_eos=True)) as engine:
+        assert sink.result().n_predicted == N
+        assert "the device failed" in str(other.error())
+        assert len(other.tokens) == N  # the last token before the failure is not lost
+        assert tokens_of(engine, PROMPT) == TOKENS[:8]  # nothing of the failed step is shared
+
+
+def test_a_step_that_cannot_start_loses_no_token() -> None:
+    context = FakeContext(aside=True)
+
+    def fail(step: int) -> None:
+        if step == N + 1:
+            raise BackendError("the device failed")
+
+    context.on_start = fail
+    sink = Recorder()
+    with running(context, job(sink, ignore_eos=True)):
+        sink.error()
+    assert sink.tokens == TOKENS[:N]
+
+
+def tokens_of(engine: Engine, prompt: Sequence[int]) -> list[int]:
+    sink = Recorder()
+    engine.submit(job(sink, *prompt, n_predict=8))
+    sink.result()
+    return sink.tokens
+
+
+def alone(sink: Recorder, n_predict: int) -> list[int]:
+    with running(FakeContext(), job(sink, *PROMPT, n_predict=n_predict, ignore_eos=True)):
+        sink.result()
+    return sink.tokens
+
+
+@pytest.mark.parametrize("end", ["word", "error", "cancel"])
+def test_a_full_pool_tells_a_text_before_it_leaves(end: str) -> None:
+    """A text whose last token is not told yet may end when others need its pages."""
+    truth = alone(Recorder(), 40)
+    for n in range(1, 30):
+        engine = make_engine(FakeContext(48, aside=True))
+
+        tickets = list[Ticket]()
+
+        def then(engine: Engine = engine, tickets: list[Ticket] = tickets) -> bool:
+            if end == "error":
+                raise ValueError("broken")
+            if end == "cancel":
+                engine.cancel(*tickets)
+            return end == "cancel"
+
+        old, sink = Recorder(), until(n, then)
+        engine.submit(job(old, *PROMPT, n_predict=40, ignore_eos=True))
+        young = job(sink, *PROMPT, 5, seed=2, n_predict=30, ignore_eos=True)
+        tickets.append(engine.submit(young))
+        engine.start()
+        assert old.result().n_predicted == 40
+        last = sink.wait()
+        engine.call(lambda context: None)
+        assert (engine.n_running, engine.n_waiting) == (0, 0)
+        engine.close()
+        assert old.tokens == truth
+        assert len(sink.tokens) == n
+        assert isinstance(last, CancelledError) == (end == "cancel")
+        assert engine.context.pool.n_free == engine.context.pool.n_pages
+
+
+def test_a_text_may_end_while_others_leave_for_it() -> None:
+    truth = alone(Recorder(), 30)
+    for n in range(1, 30):
+        old, young = until(n), Recorder()
+        jobs = (
+            job(old, *PROMPT, n_predict=40, ignore_eos=True),
+            job(young, *PROMPT, n_predict=30, ignore_eos=True),
+        )
+        with running(FakeContext(48, aside=True), *jobs):
+            assert old.result().n_predicted == n
+            young.result()
+        assert young.tokens == truth
+
+
+def test_closing_tells_the_last_tokens() -> None:
+    context = FakeContext(aside=True)
+    engine = make_engine(context)
+    sink = Recorder()
+    engine.submit(job(sink, ignore_eos=True))
+
+    def close(step: int) -> None:
+        if step == N:
+            engine._queue.close()
+
+    context.on_decode = close
+    engine.start()
+    assert isinstance(sink.error(), CancelledError)
+    engine.close()
+    assert sink.tokens == TOKENS[:N]
