@@ -26,7 +26,7 @@ from lamella.kernels.cuda.registry import open_cuda
 from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.params import ContextParams
+from lamella.model.params import ContextParams, PlacementParams
 from lamella.model.placement import Placement
 from lamella.model.sampling import SamplingParams, load_kernels
 from lamella.model.vocab import Vocab, load_vocab
@@ -115,7 +115,10 @@ def main() -> None:
     registry = open_cuda(lambda: driver, IdleCompiler)
     devices = registry.devices()
     assert devices, registry.reason
-    model = load_model(args.model, Placement(cpu=CpuDevice(), devices=tuple(devices)))
+    placement = PlacementParams(embd_offload=True)
+    model = load_model(
+        args.model, Placement(cpu=CpuDevice(), devices=tuple(devices), params=placement)
+    )
     with open_gguf(args.model) as file:
         vocab = load_vocab(file.metadata)
     waits: dict[int, list[float]] = {0: [], 1: []}

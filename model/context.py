@@ -48,12 +48,19 @@ F32Array = npt.NDArray[np.float32]
 N_NOT_OFFLOADED: Final = 16  # tokens: a graph of the next size, 32, may be offloaded
 
 
+class Prepared(NamedTuple):
+    """A ubatch, and the graph that computes it, with its inputs."""
+
+    ubatch: UBatch
+    graph: DecodeGraph
+
+
 class Started(NamedTuple):
     """A batch that `Context.start_rows` started: the rows of its first ubatches, and its last one
     with its graph; None if that is computed, too."""
 
     rows: Rows
-    last: tuple[UBatch, DecodeGraph] | None = None
+    last: Prepared | None = None
 
 
 class Context(GraphContext):
@@ -280,6 +287,12 @@ class Context(GraphContext):
         on_device = all(self._backends[device].is_async for device in self.model.layers)
         return on_device and not self.is_on_host
 
+    @cached_property
+    def can_prepare(self) -> bool:
+        """True if `prepare_rows` may prepare a batch while another one computes. States are those
+        of one step, and in a pipeline devices may read inputs late."""
+        return self.computes_aside and self.pool.slots is None and bool(self.no_pipeline)
+
     def start_rows(self, batch: Batch) -> Started:
         """Start to compute a batch, for `read_rows`. Until then, nothing else may use the context,
         but `synchronize`. Raises as `decode`."""
@@ -293,15 +306,44 @@ class Context(GraphContext):
         rows = [row for ubatch in first for row in self._read_rows(*self._start_rows(ubatch))]
         return Started(rows, self._start_rows(last))
 
+    def prepare_rows(self, batch: Batch) -> Prepared | None:
+        """Write the inputs of a batch while a started one computes; its tokens may be given later.
+        Return None if it must be started when the other is over."""
+        assert self.can_prepare, "the context cannot prepare batches"
+        if len(batch) > self.n_ubatch or len(batch.runs) > self.n_seq_max:
+            return None
+        (ubatch,) = cut_batch(batch, self.n_ubatch, self.n_seq_max)
+        n_top = top_size(ubatch.n_tops, self._top_sizes)
+        graph = self._known(self._params_of(ubatch, n_top, masked=False))
+        if graph is None or not self._open_scheduler().may_write_inputs(graph.scheduled):
+            return None
+        if self.pool.gives_back:
+            _prepare(ubatch)
+        graph.set_inputs(ubatch)
+        return Prepared(ubatch, graph)
+
+    def start_prepared(self, prepared: Prepared) -> Started:
+        """Start a prepared batch, whose tokens are known now. The other batch must be over, and
+        nothing may have used the context since. Raises as `start_rows`."""
+        ubatch, graph = prepared
+        self._hidden.clear()
+        graph.set_tokens(ubatch)
+        try:
+            self._launch(graph)
+        except BaseException:
+            self._synchronize_after_error()
+            raise
+        return Started([], prepared)
+
     def read_rows(self, started: Started) -> Rows:
         """Wait for a started batch, and return its rows; see `decode_rows`."""
         if started.last is None:
             return started.rows
         return [*started.rows, *self._read_rows(*started.last)]
 
-    def _start_rows(self, ubatch: UBatch) -> tuple[UBatch, DecodeGraph]:
+    def _start_rows(self, ubatch: UBatch) -> Prepared:
         n_top = top_size(ubatch.n_tops, self._top_sizes)
-        return ubatch, self._start(ubatch, n_top, masked=ubatch.has_masks(n_top))
+        return Prepared(ubatch, self._start(ubatch, n_top, masked=ubatch.has_masks(n_top)))
 
     def _read_rows(self, ubatch: UBatch, graph: DecodeGraph) -> list[Row]:
         self._finish(ubatch, graph)
@@ -409,6 +451,13 @@ class Context(GraphContext):
     def _graph_for(self, params: GraphParams) -> DecodeGraph:
         """Return a scheduled graph of these sizes: the cached one if it can be reused."""
         return self._cached(params, params.n_tokens, lambda: self._build(params))
+
+    def _known(self, params: GraphParams) -> DecodeGraph | None:
+        """A graph of these sizes that is scheduled already; None if there is none."""
+        graph = self._graphs.get((params, self._copy))
+        if not isinstance(graph, DecodeGraph) or not graph.can_reuse(self._open_scheduler()):
+            return None
+        return graph
 
     def plan_graph(self, n_tokens: int, n_outputs: int, n_seqs: int = 1) -> ScheduledGraph:
         n = bucket(n_tokens, self.n_ubatch)

@@ -248,13 +248,19 @@ class GraphContext(ABC):
         scheduler = self._open_scheduler()
         if self.strict and not self.in_flight:
             scheduler.poison()
-        scheduled = graph.scheduled
-        scheduler.wait_inputs(scheduled)
+        scheduler.wait_inputs(graph.scheduled)
         set_inputs()
-        scheduler.graph_compute_async(scheduled, write_late, release_inputs=goes_on)
-        self.in_flight = True
+        self._launch(graph, write_late, goes_on=goes_on)
         if goes_on:
             self._copy = (self._copy + 1) % scheduler.n_copies
+
+    def _launch(
+        self, graph: StepGraph, write_late: WriteLate | None = None, *, goes_on: bool = False
+    ) -> None:
+        """Start to compute a graph whose inputs are set; see `_run`."""
+        scheduler = self._open_scheduler()
+        scheduler.graph_compute_async(graph.scheduled, write_late, release_inputs=goes_on)
+        self.in_flight = True
 
     def _synchronize_after_error(self) -> None:
         """Wait for all work in flight. Raises nothing: the first error counts, not what follows."""

@@ -187,6 +187,10 @@ class DecodeGraph(StepGraph):
         for row, mask in zip(rows, ubatch.masks, strict=False):
             row[:] = -1 if mask is None else mask()[: len(row)].view(np.int32)
 
+    def set_tokens(self, ubatch: UBatch) -> None:
+        """Write only the tokens of a ubatch, one of each run. Its other inputs are set."""
+        self._arrays.tokens[: ubatch.n_tokens] = [run.tokens[0] for run in ubatch.runs]
+
     def set_inputs(self, ubatch: UBatch) -> None:
         """Write a ubatch's tokens, positions, cells and pages.
 

@@ -115,6 +115,11 @@ class Hazards:
                 call(waiter.event_wait, event)
         self._seen[waiter, backend] = self._tick[backend]
 
+    def is_used(self, buffers: Iterable[Buffer]) -> bool:
+        """True if work in flight uses one of these buffers."""
+        last_use = self._last_use if self._adopted is None else self._adopted.last_use
+        return any(buffer in last_use for buffer in buffers)
+
     def synchronized(self) -> None:
         """Record that all work of all backends is done."""
         if self._adopted is not None:  # nothing else was recorded since the last time

@@ -193,6 +193,10 @@ class Scheduler:
         memory. `graph_compute_async` has already waited for the graph's own last run."""
         self._executor.wait_inputs(scheduled)
 
+    def may_write_inputs(self, scheduled: ScheduledGraph) -> bool:
+        """True if a graph's inputs can be written now, though work may be in flight."""
+        return not self._executor.hazards.is_used({leaf.buffer for leaf in scheduled.inputs})
+
     def graph_compute_async(
         self,
         scheduled: ScheduledGraph,

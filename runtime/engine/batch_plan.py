@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...model.batch import Batch
+from ...model.context import Prepared, Started
 from ...model.guide import MaskComputer, Matcher
 from .drafts.speculation import Guesses
 from .shares import Owner
@@ -38,6 +39,11 @@ class Output(NamedTuple):
         """The guesses."""
         return () if self.guesses is None else self.guesses.draft.tokens
 
+    def follows(self, token: int) -> bool:
+        """True if the text goes on with a token that was assumed to be its last one."""
+        ticket = self.ticket
+        return ticket.decoding and ticket.tokens[-1] == token and ticket.matcher is self.matcher
+
     def may_go_on(self, level: int) -> bool:
         """True if the text goes on as it was guessed, after `level` + 1 guesses that came true."""
         ticket, matcher = self.ticket, self.matcher
@@ -54,6 +60,12 @@ class BatchPlan:
 
     `masks` will compute the masks of the outputs with a matcher, in this order. `used` counts the
     tokens of each owner, `n_prompt` those of prompts.
+
+    Attributes:
+        begin, planned: time.perf_counter before and after it was planned.
+        prepared: its inputs, if they are written already.
+        started: what computes it, or why it could not be started; None: not started yet.
+        is_new_graph: a graph was built for it.
     """
 
     masks: MaskComputer
@@ -63,6 +75,11 @@ class BatchPlan:
     n_masks: int = 0
     used: Counter[Owner] = field(default_factory=Counter)
     n_prompt: int = 0
+    begin: float = 0.0
+    planned: float = 0.0
+    prepared: Prepared | None = None
+    started: Started | Exception | None = None
+    is_new_graph: bool = False
 
     def add_prompt(self, ticket: Ticket, n: int, *, wanted: bool) -> None:
         """Add the next `n` tokens of a prompt. If `wanted`, sample a token after them."""
@@ -81,6 +98,25 @@ class BatchPlan:
             tokens = [*tokens, *guesses.draft.tokens]
         self._add(ticket, tokens, last, n_outputs=len(tokens))
         self._want(ticket, guesses)
+
+    def is_of(self, tickets: Sequence[Ticket]) -> bool:
+        """True if it gives each of these one token, in this order, and checks no guesses."""
+        return len(self.outputs) == len(tickets) == len(self.batch) and all(
+            output.ticket is ticket for output, ticket in zip(self.outputs, tickets, strict=True)
+        )
+
+    def following(self) -> BatchPlan:
+        """The plan that gives each text one more token, after one that is not known yet."""
+        plan = BatchPlan(self.masks)
+        for output in self.outputs:
+            plan._add(output.ticket, [0], len(output.ticket.tokens), n_outputs=1)
+            plan._want(output.ticket, None)
+        return plan
+
+    def set_tokens(self, tokens: Iterable[int]) -> None:
+        """Set the tokens of a plan that was `following`."""
+        for run, token in zip(self.batch.runs, tokens, strict=True):
+            run.tokens[0] = token
 
     def begin_masks(self) -> None:
         """Start computing the masks."""

@@ -56,6 +56,18 @@ class JobState(Protocol):
         """How the job runs."""
 
 
+class TicketState(JobState, Protocol):
+    """Also what decides how far a job goes."""
+
+    @property
+    def n_most(self) -> int:
+        """Number of tokens at which a limit ends the job."""
+
+    @property
+    def sent_left(self) -> Sequence[int]:
+        """Tokens that another engine has sampled for it, and that it has not got yet."""
+
+
 State = TypeVar("State", bound=JobState)
 
 MIN_SHIFTED: Final = 4  # tokens that a shift does not keep, as in llama-server
@@ -180,6 +192,12 @@ def has_work(running: Iterable[JobState]) -> bool:
 def decoding(running: Iterable[State]) -> list[State]:
     """The jobs that get one token in this step, oldest first."""
     return [job for job in running if job.decoding and not job.paused]
+
+
+def goes_on(job: TicketState) -> bool:
+    """True if a job will get a token after its next one, but for what that token ends."""
+    is_open = job.decoding and not job.paused and not job.settled
+    return is_open and len(job.tokens) + 1 < job.n_most and not job.sent_left
 
 
 def may_guess(running: Iterable[JobState]) -> bool:

@@ -99,7 +99,7 @@ class Runner:
         )
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._grammars = GrammarQueue()
-        self._guessed: dict[Ticket, int] = {}  # positions of jobs before those of their guesses
+        self._unsure: dict[Ticket, int] = {}  # positions of jobs before those they may not need
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
         self._when_told = when_told
         # Tokens that their sinks get while the next step computes, if the host is free then. A sink
@@ -107,46 +107,48 @@ class Runner:
         self._untold: list[Taken] = []
         self._overlaps = context.computes_aside and not NO_OVERLAP()
         self._is_computing = False  # a step has started
+        self._prepared: BatchPlan | None = None  # a step that may follow the one that computes
+        self._next: BatchPlan | None = None  # a step that has started already
         self._ended: list[Ticket] = []  # meanwhile: to be released after it
 
     def step(self) -> None:
         """Handle the queue, then decode one batch if there is one."""
-        if self._queue.has_changes():
-            self._drop_cancelled()
-            self._run_calls()
-            self._admit()
-        begin = time.perf_counter()
-        plan = self._plan_batch()
-        if not len(plan.batch):
-            self._tell()
-        else:
-            n_running, n_built = len(self.running), self._context.n_graphs_built
-            planned = time.perf_counter()  # a draft model may have taken long
-            n_outputs = self._compute(plan)
-            is_new_graph = self._context.n_graphs_built != n_built
-            self.steps.add(
-                begin,
-                n_decoded=len(plan.batch) - plan.n_prompt,
-                n_prompt=plan.n_prompt,
-                n_outputs=n_outputs,
-                n_running=n_running,
-                is_new_graph=is_new_graph,
-            )
-            # building a graph takes long, but once; work in flight is not over
-            if not is_new_graph and not self._context.in_flight:
-                ms = 1e3 * (time.perf_counter() - planned)
-                self._pace.measured(len(plan.batch), plan.batch.n_outputs, ms)
+        plan, self._next = self._next, None
+        if plan is None:
+            if self._queue.has_changes():
+                self._drop_cancelled()
+                self._run_calls()
+                self._admit()
+            plan = self._plan_batch()
+            if not len(plan.batch):
+                self._tell()
+                return
+            self._start(plan)
+        n_running = len(self.running)
+        n_outputs = self._complete(plan)
+        self.steps.add(
+            plan.begin,
+            n_decoded=len(plan.batch) - plan.n_prompt,
+            n_prompt=plan.n_prompt,
+            n_outputs=n_outputs,
+            n_running=n_running,
+            is_new_graph=plan.is_new_graph,
+        )
+        # building a graph takes long, but once; work in flight is not over
+        if not plan.is_new_graph and (self._next is not None or not self._context.in_flight):
+            ms = 1e3 * (time.perf_counter() - plan.planned)  # a draft model may take long before
+            self._pace.measured(len(plan.batch), plan.batch.n_outputs, ms)
 
     def is_idle(self) -> bool:
         """True if no job can go on. Then all sinks have all tokens."""
-        if self._untold and not policy.has_work(self.running):
-            self._tell()
+        if self._next is not None or policy.has_work(self.running):
+            return False
+        self._tell()
         return not policy.has_work(self.running)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all running jobs with an internal error."""
-        self._tell()
-        self._end_step()
+        self._abandon()
         self._fail(tuple(self.running), error)
 
     def make_room(self, n_tokens: int) -> None:
@@ -160,7 +162,7 @@ class Runner:
 
     def drain(self) -> None:
         """Cancel all jobs and calls, and close the queue."""
-        self._tell()
+        self._abandon()
         tickets, calls = self._queue.drain(self.running)
         for ticket in tickets:
             self._release(ticket)
@@ -247,19 +249,25 @@ class Runner:
     # --- a step ---
 
     def _plan_batch(self) -> BatchPlan:
-        plan = BatchPlan(self._masks)
+        begin = time.perf_counter()
+        prepared, self._prepared = self._prepared, None
+        plan = BatchPlan(self._masks, begin=begin)
         decoding = policy.decoding(self.running)
         for ticket in decoding:
-            if ticket.seq is not None and not ticket.seq.advance():
+            is_reserved = self._unsure.pop(ticket, None) is not None
+            if ticket.seq is not None and not is_reserved and not ticket.seq.advance():
                 self._grow(ticket, ticket.seq)
         decoding = [ticket for ticket in decoding if ticket.decoding]  # others were preempted
         sent = self._sent(decoding)
         guesses = sent or self._guesses(decoding)
+        if prepared is not None and not guesses and prepared.is_of(self.running):
+            prepared.set_tokens(ticket.tokens[-1] for ticket in self.running)
+            prepared.begin = begin
+            return prepared
         for ticket in decoding:
             plan.add_last(ticket, guesses.get(ticket))
         if not sent and len(plan.outputs) < len(self.running):
             self._add_prompts(plan)
-        self._queue.charge(plan.used)
         return plan
 
     def _add_prompts(self, plan: BatchPlan) -> None:
@@ -292,7 +300,7 @@ class Runner:
             length = ticket.seq.length
             n = ticket.seq.advance_idle(len(draft.tokens))
             if n:
-                self._guessed[ticket] = length
+                self._unsure[ticket] = length
                 found[ticket] = Guesses(ticket, draft._replace(tokens=draft.tokens[:n]))
         return found
 
@@ -312,6 +320,7 @@ class Runner:
         self._tell()
         if ticket.seq is not None:  # else it has just failed, in _synchronize, or ended
             self.running.remove(ticket)
+            self._prepared = None
             self.slots.leave(ticket.slot)
             self._speculation.forget(ticket)
             self._share_prefix(ticket, ended=True)
@@ -325,16 +334,38 @@ class Runner:
         bos = self._vocab.bos
         ticket.shift(policy.shifted(ticket.tokens, ticket.n_prompt, ticket.params, bos))
 
-    def _compute(self, plan: BatchPlan) -> int:
-        """Compute the batch of a plan, and pass on what it samples. Return how many tokens."""
+    def _start(self, plan: BatchPlan) -> None:
+        """Start to compute the batch of a plan. An error is raised when it is completed."""
+        plan.planned = time.perf_counter()
+        self._queue.charge(plan.used)
         self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
         plan.begin_masks()
+        self._is_computing, n_built = True, self._context.n_graphs_built
         try:
-            self._is_computing = True
-            started = self._context.start_rows(plan.batch)
-            self._tell()
-            rows = self._context.read_rows(started)
+            if plan.prepared is not None:
+                plan.started = self._context.start_prepared(plan.prepared)
+            else:
+                plan.started = self._context.start_rows(plan.batch)
         except Exception as e:
+            plan.started = e
+        plan.is_new_graph = self._context.n_graphs_built != n_built
+
+    def _rows_of(self, plan: BatchPlan) -> Rows:
+        """Wait for the batch of a plan. Meanwhile, do what needs no rows."""
+        assert plan.started is not None, "the batch was not started"
+        if isinstance(plan.started, Exception):
+            raise plan.started
+        self._tell()
+        if self._overlaps and self._context.can_prepare:
+            self._prepare_next(plan)
+        return self._context.read_rows(plan.started)
+
+    def _complete(self, plan: BatchPlan) -> int:
+        """Pass on what the rows of a started batch give. Return how many tokens were sampled."""
+        try:
+            rows = self._rows_of(plan)
+        except Exception as e:
+            self._prepared = None
             self._tell()
             self._masks.take()
             self._fail_in_flight(e)
@@ -359,6 +390,60 @@ class Runner:
             self._prefilled(ticket)
         outputs = [output for output in plan.outputs if not output.ticket.settled]
         return self._sample_rows(outputs, rows, masks)
+
+    def _prepare_next(self, plan: BatchPlan) -> None:
+        """Prepare the step after one that computes, if texts just go on."""
+        running = self.running
+        is_plain = not (plan.n_prompt or plan.n_masks or self._queue.has_changes())
+        if not is_plain or not plan.is_of(running) or not all(map(policy.goes_on, running)):
+            return
+        for ticket in running:
+            assert ticket.seq is not None
+            length = ticket.seq.length
+            if not (ticket.seq.advance() or ticket.seq.advance_idle(1)):
+                return
+            self._unsure[ticket] = length
+        following = plan.following()
+        following.prepared = self._context.prepare_rows(following.batch)
+        if following.prepared is not None:
+            self._prepared = following
+
+    def _start_next(self, tokens: Sequence[Sampled]) -> None:
+        """Start the prepared step, if nothing but its tokens decides about it."""
+        following = self._prepared
+        if following is None or self._queue.has_changes() or len(tokens) != len(self.running):
+            return
+        known = [token for token in tokens if isinstance(token, int)]
+        if len(known) < len(tokens) or not self._vocab.eog.isdisjoint(known):
+            return
+        if not following.is_of(self.running) or not self._speculation.rests(self.running):
+            return
+        following.set_tokens(known)
+        following.begin = time.perf_counter()
+        for ticket in self.running:
+            del self._unsure[ticket]
+        self._prepared, self._next = None, following
+        self._start(following)
+
+    def _drop_outputs(self, plan: BatchPlan) -> None:
+        """Drop the outputs of a started step whose texts do not go on as it was started. They
+        evaluate the next position again."""
+        outputs, plan.outputs = plan.outputs, []
+        for output, run in zip(outputs, plan.batch.runs, strict=True):
+            ticket = output.ticket
+            if ticket.settled or output.follows(run.tokens[0]):
+                plan.outputs.append(output)
+            else:
+                self._unsure[ticket] = len(ticket.tokens) - 1
+
+    def _abandon(self) -> None:
+        """Drop what has started, and tell the last tokens."""
+        self._tell()
+        self._next = self._prepared = None
+        if self._is_computing:
+            self._synchronize()
+            self._masks.take()
+        self._end_step()
 
     def _tell(self) -> None:
         """Pass the tokens of the last step on to their sinks, which may end their texts."""
@@ -395,6 +480,7 @@ class Runner:
         if len(outputs) != len(rows):
             first = [rows[output.row] for output in outputs]
         tokens = self._sampler.sample(outputs, first, masks, 0, time.perf_counter())
+        self._start_next(tokens)
         n, level = 0, 0
         while outputs:
             n += len(outputs)
@@ -408,6 +494,8 @@ class Runner:
                 next_rows = [rows[output.row + level] for output in outputs]
                 now = time.perf_counter()
                 tokens = self._sampler.sample(outputs, next_rows, masks, level, now)
+        if self._next is not None:
+            self._drop_outputs(self._next)
         return n
 
     def _goes_on(
@@ -448,9 +536,9 @@ class Runner:
         self._take_back(output.ticket)
 
     def _take_back(self, ticket: Ticket) -> None:
-        """Take back the positions of guesses that did not come true, or were not checked. Does
-        nothing if there are none. Called before others share the tokens of a job, too."""
-        length = self._guessed.pop(ticket, None)
+        """Take back positions that were not needed: of guesses, or of a step that was prepared.
+        Does nothing if there are none. Called before others share the tokens of a job, too."""
+        length = self._unsure.pop(ticket, None)
         if length is not None and ticket.seq is not None:
             ticket.seq.take_back(max(len(ticket.tokens) - 1, length))
 
@@ -535,6 +623,7 @@ class Runner:
             ticket.lazy.matcher.close()
         if ticket.seq is not None:
             self.running.remove(ticket)
+            self._prepared = None
             self._speculation.forget(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))

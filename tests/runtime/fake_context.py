@@ -141,10 +141,11 @@ class FakeContext:
         self.contents = [np.full(pool.n_cells_total, -1, np.int64) for pool in pools]
         self.tops = tops
         self.is_on_host = not tops
-        self.computes_aside = aside
+        self.computes_aside, self.can_prepare = aside, aside and n_kept is None
         self.host_threads = None
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
+        self.n_prepared = 0  # steps that were prepared while another one computed
         self.on_start: Callable[[int], None] = lambda step: None
         self.on_decode: Callable[[int], None] = lambda step: None
 
@@ -185,6 +186,13 @@ class FakeContext:
     def start_rows(self, batch: Batch) -> Batch:
         self.on_start(len(self.steps) + 1)
         return batch
+
+    def prepare_rows(self, batch: Batch) -> Batch | None:
+        return batch
+
+    def start_prepared(self, batch: Batch) -> Batch:
+        self.n_prepared += 1
+        return self.start_rows(batch)
 
     def read_rows(self, batch: Batch) -> list[Row]:
         return self.decode_rows(batch)

@@ -301,7 +301,7 @@ def test_a_fault_outside_of_decode_fails_the_running_jobs() -> None:
             super().append(seq, n)
 
     sink = Recorder()
-    with running(Strange(), job(sink, *[5] * 4, ignore_eos=True)) as engine:
+    with running(Strange(aside=False), job(sink, *[5] * 4, ignore_eos=True)) as engine:
         assert "a fault of our own" in str(sink.error())
         last = Recorder()
         engine.submit(job(last, *[5] * 6, n_predict=3, ignore_eos=True))

@@ -28,6 +28,11 @@ class Rest:
     def __init__(self) -> None:
         self._n_left = self._n_skipped = 0
 
+    @property
+    def lasts(self) -> bool:
+        """True if the next step has no guesses."""
+        return self._n_left > 0
+
     def goes_on(self) -> bool:
         """True if the next step has no guesses. Call it once for each step."""
         if not self._n_left:

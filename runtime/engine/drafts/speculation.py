@@ -90,6 +90,20 @@ class Speculation:
             if self._pays(ticket, draft, n)
         ]
 
+    def rests(self, tickets: Sequence[Ticket]) -> bool:
+        """True if the next step checks no guesses, whatever the next tokens are. Called instead of
+        `guesses`, then."""
+        if len(tickets) > N_TEXTS_MAX or len(tickets) >= self._n_max:
+            return True
+        if self._model is not None and not self._model.is_broken:
+            return False
+        guessers = [ticket.guesser or self._guesser(ticket) for ticket in tickets]
+        if not all(guesser.rest.lasts or not guesser.is_on for guesser in guessers):
+            return False
+        for guesser in guessers:
+            guesser.rest.goes_on()
+        return True
+
     def sent(self, tickets: Sequence[Ticket], n_max: int) -> list[Guesses]:
         """The next tokens of texts that began elsewhere, the oldest first: at most `n_max` in all,
         beside a token of each of `tickets`."""
