@@ -14,6 +14,7 @@ thread-safe. Knows no text, no sampling and no requests. Tested by tests/model/t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import deepcopy
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -37,7 +38,7 @@ from .kv_groups import make_pool
 from .kv_memory import KVMemory, KVRead, MemoryGroup
 from .kv_sequence import KVSequence
 from .loader import LoadedModel
-from .outputs import Row, Rows, top_size, top_sizes
+from .outputs import Row, Rows, TopRows, top_size, top_sizes
 from .params import ContextParams
 from .pipeline import why_no_pipeline
 from .sampling import SamplingParams
@@ -303,7 +304,9 @@ class Context(GraphContext):
         if not len(batch):
             return Started([])
         *first, last = cut_batch(batch, self.n_ubatch, self.n_seq_max)
-        rows = [row for ubatch in first for row in self._read_rows(*self._start_rows(ubatch))]
+        rows = list[Row]()
+        for ubatch in first:  # their graphs may read into the same memory
+            rows += map(deepcopy, self._read_rows(*self._start_rows(ubatch)))
         return Started(rows, self._start_rows(last))
 
     def prepare_rows(self, batch: Batch) -> Prepared | None:
@@ -339,14 +342,16 @@ class Context(GraphContext):
         """Wait for a started batch, and return its rows; see `decode_rows`."""
         if started.last is None:
             return started.rows
-        return [*started.rows, *self._read_rows(*started.last)]
+        rows = self._read_rows(*started.last)
+        return [*started.rows, *rows] if len(started.rows) else rows
 
     def _start_rows(self, ubatch: UBatch) -> Prepared:
         n_top = top_size(ubatch.n_tops, self._top_sizes)
         return Prepared(ubatch, self._start(ubatch, n_top, masked=ubatch.has_masks(n_top)))
 
-    def _read_rows(self, ubatch: UBatch, graph: DecodeGraph) -> list[Row]:
+    def _read_rows(self, ubatch: UBatch, graph: DecodeGraph) -> list[Row] | TopRows:
         self._finish(ubatch, graph)
+        rows: list[Row] | TopRows
         if graph.params.n_top:
             masks = ubatch.masks if graph.params.masked else ()
             rows = graph.outputs.read_rows(ubatch.n_tops, masks)
@@ -354,7 +359,7 @@ class Context(GraphContext):
             logits = np.empty((ubatch.n_outputs, self.n_vocab), np.float32)
             if ubatch.n_outputs:
                 graph.outputs.read_logits(logits)
-            rows = list[Row](logits)
+            rows = list(logits)
         self._check(rows, ubatch, graph)
         return rows
 
@@ -426,7 +431,7 @@ class Context(GraphContext):
     def _is_awaited(self, ubatch: UBatch) -> bool:
         return ubatch.n_outputs > 0 or bool(self.no_pipeline)
 
-    def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
+    def _check(self, rows: Rows, ubatch: UBatch, graph: DecodeGraph) -> None:
         """In strict mode, raise StrictError if the logits of a ubatch have a NaN."""
         if self.strict and have_nan(rows):
             raise_nan(graph.scheduled, lambda finder: self._compute_again(graph, ubatch, finder))

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from math import isfinite, isnan
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,29 @@ class TopLogits(NamedTuple):
         return self.ids.nbytes + self.logits.nbytes
 
 
+class TopRows(Sequence[TopLogits]):
+    """Rows that have equally many largest logits: `ids` and `logits` [n_rows, n]."""
+
+    __slots__ = ("ids", "logits")
+
+    def __init__(self, ids: I32Array, logits: F32Array) -> None:
+        self.ids = ids
+        self.logits = logits
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, i: int) -> TopLogits: ...
+    @overload
+    def __getitem__(self, i: slice) -> TopRows: ...
+    def __getitem__(self, i: int | slice) -> TopLogits | TopRows:
+        kind = TopRows if isinstance(i, slice) else TopLogits
+        return kind(self.ids[i], self.logits[i])
+
+
 Row: TypeAlias = F32Array | TopLogits  # all logits [n_vocab], or the largest
-Rows: TypeAlias = F32Array | list[Row]  # [n, n_vocab], or n rows
+Rows: TypeAlias = F32Array | list[Row] | TopRows  # [n, n_vocab], or n rows
 
 
 class TopNodes(NamedTuple):
@@ -66,26 +87,22 @@ class TopNodes(NamedTuple):
         )
 
 
-class _TopRows(NamedTuple):
-    """The results of `TopNodes`, and the same by row. The views are of all logits and all sums."""
+class _TopResults(NamedTuple):
+    """The results of `TopNodes`, and the same as arrays. The views are of all logits and sums."""
 
-    ids: Bytes
-    logits: Bytes
-    sums: Bytes
-    row_ids: list[I32Array]
-    row_logits: list[F32Array]
+    raw: tuple[Bytes, Bytes, Bytes]  # ids, logits, sums
+    ids: I32Array  # [n_rows, n_top]
+    logits: F32Array  # [n_rows, n_top]
     all_logits: memoryview
     all_sums: memoryview
 
     @classmethod
-    def of(cls, ids: Bytes, logits: Bytes, sums: Bytes, n_rows: int) -> _TopRows:
+    def of(cls, ids: Bytes, logits: Bytes, sums: Bytes, n_rows: int) -> _TopResults:
         floats = logits.view(np.float32)
         return cls(
-            ids,
-            logits,
-            sums,
-            list(ids.view(np.int32).reshape(n_rows, -1)),
-            list(floats.reshape(n_rows, -1)),
+            (ids, logits, sums),
+            ids.view(np.int32).reshape(n_rows, -1),
+            floats.reshape(n_rows, -1),
             floats.data,
             sums.view(np.float32).data,
         )
@@ -103,7 +120,8 @@ class Outputs:
         self.logits = logits
         self.mask = mask_input(logits) if masked else None
         self.top = TopNodes.of(logits, n_top, self.mask) if n_top else None
-        self._known: _TopRows | None = None  # if the host has the results
+        self._known: _TopResults | None = None  # if the host has the results
+        self._rows: TopRows | None = None  # the memory of the last rows
 
     @cached_property
     def in_place(self) -> F32Array | None:
@@ -130,8 +148,10 @@ class Outputs:
             tensor_copy(src, dst)
         backend.synchronize()
 
-    def read_rows(self, n_tops: Sequence[int], masks: Sequence[LateMask | None]) -> list[Row]:
-        """Return the first len(n_tops) rows.
+    def read_rows(
+        self, n_tops: Sequence[int], masks: Sequence[LateMask | None]
+    ) -> list[Row] | TopRows:
+        """Return the first len(n_tops) rows, which are valid until the next call.
 
         Row i is a TopLogits if 0 < n_tops[i] <= `n_top`, else a whole row. A row with a NaN or an
         infinite largest logit is returned whole, so that the sampler can raise an error. So is a
@@ -139,20 +159,23 @@ class Outputs:
         """
         assert self.top is not None, "the graph returns whole rows only"
         n_rows, n_top = len(n_tops), self.top.ids.ne[0]
-        *_, ids, logits, all_logits, sums = self._top_rows(self.top, n_rows)
+        found = self._top_results(self.top, n_rows)
+        logits, sums = found.all_logits, found.all_sums
+        are_sound = [isfinite(logits[i * n_top]) and not isnan(sums[i]) for i in range(n_rows)]
+        if not masks and all(are_sound) and min(n_tops, default=0) > 0 and max(n_tops) <= n_top:
+            return self._copied(found, n_rows)
         rows: list[Row] = []
         for i, n in enumerate(n_tops):
-            is_sound = isfinite(all_logits[i * n_top]) and not isnan(sums[i])
-            m = n_top if is_sound and 0 < n <= n_top else 0
+            m = n_top if are_sound[i] and 0 < n <= n_top else 0
             if m and masks and (mask := masks[i]) is not None:
-                m = _n_allowed(ids[i], mask())
+                m = _n_allowed(found.ids[i], mask())
             if m:
-                rows.append(TopLogits(ids[i][:m].copy(), logits[i][:m].copy()))
+                rows.append(TopLogits(found.ids[i, :m].copy(), found.logits[i, :m].copy()))
             else:
                 rows.append(self._whole_row(i))
         return rows
 
-    def _top_rows(self, top: TopNodes, n_rows: int) -> _TopRows:
+    def _top_results(self, top: TopNodes, n_rows: int) -> _TopResults:
         """At least the first `n_rows` rows, in place if the host has them."""
         known, n_most = self._known, self.logits.ne[1]
         ids = buffer_of(top.ids).in_place(top.ids)
@@ -163,12 +186,20 @@ class Outputs:
             for t, out in zip(top, read, strict=True):
                 tensor_read(t, out)
             sums, ids, logits = read
-            return _TopRows.of(ids, logits, sums, n_rows)
-        if known is None or not (
-            known.ids is ids and known.logits is logits and known.sums is sums
-        ):
-            self._known = known = _TopRows.of(ids, logits, sums, n_most)
+            return _TopResults.of(ids, logits, sums, n_rows)
+        raw = known.raw if known is not None else (None, None, None)
+        if known is None or not (raw[0] is ids and raw[1] is logits and raw[2] is sums):
+            self._known = known = _TopResults.of(ids, logits, sums, n_most)
         return known
+
+    def _copied(self, found: _TopResults, n_rows: int) -> TopRows:
+        """A copy of the first rows, in the same memory each time."""
+        rows = self._rows
+        if rows is None:
+            shape = (self.logits.ne[1], found.ids.shape[1])
+            rows = self._rows = TopRows(np.empty(shape, np.int32), np.empty(shape, np.float32))
+        rows.ids[:n_rows], rows.logits[:n_rows] = found.ids[:n_rows], found.logits[:n_rows]
+        return rows[:n_rows]
 
     def _whole_row(self, i: int) -> F32Array:
         row = np.empty(self.logits.ne[0], np.float32)

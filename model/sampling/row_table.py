@@ -6,7 +6,7 @@ Knows addresses only. Tested by tests/model/test_sampling_rows.py.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ...kernels.cpu import sampling as kernels
 from ...kernels.cpu.pool import ThreadPool, entry_of
 from ...kernels.cpu.sampling import draw
-from ..outputs import F32Array, I32Array
+from ..outputs import F32Array, I32Array, TopRows
 
 
 class RowTable:
@@ -39,6 +39,17 @@ class RowTable:
         assert ids is None or ids.flags.c_contiguous, ids.strides
         at = 0 if ids is None else address_of(ids)
         self._rows[i, : draw.RESULT] = chain, address_of(logits), at, len(logits)
+
+    def write_all(self, chains: Sequence[int], rows: TopRows) -> None:
+        """Write a row for each of `chains`; see `write`."""
+        n, ids, logits = len(chains), rows.ids, rows.logits
+        assert ids.flags.c_contiguous, ids.strides
+        assert logits.flags.c_contiguous, logits.strides
+        table = self._rows[:n]
+        table[:, draw.BLOCK] = chains
+        table[:, draw.ROW_LOGITS] = address_of(logits) + logits.strides[0] * np.arange(n)
+        table[:, draw.ROW_IDS] = address_of(ids) + ids.strides[0] * np.arange(n)
+        table[:, draw.ROW_N] = logits.shape[1]
 
     def run(self, n: int, *, keeps_interpreter: bool) -> list[int]:
         """Sample the first `n` rows on this thread. Return a token for each, or -1 - status."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...kernels.cpu.pool import ThreadPool
 from ..batch import Mask
-from ..outputs import F32Array, Row, Rows, TopLogits
+from ..outputs import F32Array, Row, Rows, TopLogits, TopRows
 from .native import NativeChain, SamplingMemory
 from .row_table import RowTable, address_of
 from .sampler import Sampler
@@ -37,7 +37,7 @@ class RowSampler:
         self._memories: list[SamplingMemory] = []  # of each row so far
         self._chains: list[NativeChain] = []  # those in the table
         self._changing: list[NativeChain] = []  # those of them with parameters for each token
-        self._matrix = 0  # the address of the logits in the table; 0: rows are apart
+        self._matrix: tuple[int, ...] | None = None  # of the logits in the table, see `_matrix_of`
         self._is_masked = False  # a chain in the table has a mask
 
     def sample(
@@ -83,17 +83,21 @@ class RowSampler:
     def _write(self, chains: list[NativeChain], rows: Rows) -> RowTable:
         """Write chains and rows, unless the table has them already."""
         table = self._table = self._table or RowTable(self._n_max)
-        matrix = address_of(rows) if isinstance(rows, np.ndarray) else 0
-        if matrix and matrix == self._matrix and chains == self._chains:
+        matrix = _matrix_of(rows)
+        if matrix is not None and matrix == self._matrix and chains == self._chains:
             return table
         for chain in self._chains:
             chain.allow(None)
         self._chains, self._matrix = chains, matrix
         self._changing = [chain for chain in chains if chain.changes]
+        while len(self._memories) < len(chains):
+            self._memories.append(SamplingMemory(chains[0].n_vocab))
+        for chain, memory in zip(chains, self._memories, strict=False):
+            chain.use(memory)
+        if isinstance(rows, TopRows):
+            table.write_all([chain.address for chain in chains], rows)
+            return table
         for i, (chain, row) in enumerate(zip(chains, rows, strict=True)):
-            if i == len(self._memories):
-                self._memories.append(SamplingMemory(chain.n_vocab))
-            chain.use(self._memories[i])
             if isinstance(row, TopLogits):
                 table.write(i, chain.address, row.logits, row.ids)
             else:
@@ -109,7 +113,7 @@ class RowSampler:
 
     def _run(self, table: RowTable, rows: Rows) -> list[int]:
         n, threads = len(self._chains), self._threads
-        n_logits = sum(len(_logits(row)) for row in rows) if not self._matrix else _size(rows)
+        n_logits = sum(len(_logits(row)) for row in rows) if self._matrix is None else _size(rows)
         if n > 1 and n_logits > _FEW_LOGITS and threads is not None:
             return table.run_on(threads, n)
         is_short = n == 1 or n_logits <= _FEW_LOGITS
@@ -128,6 +132,13 @@ def _logits(row: Row) -> F32Array:
     return row.logits if isinstance(row, TopLogits) else row
 
 
+def _matrix_of(rows: Rows) -> tuple[int, ...] | None:
+    """What the addresses of rows follow from; None if they are apart."""
+    if isinstance(rows, TopRows):
+        return address_of(rows.logits), address_of(rows.ids), *rows.logits.strides
+    return (address_of(rows), *rows.strides) if isinstance(rows, np.ndarray) else None
+
+
 def _size(rows: Rows) -> int:
-    assert isinstance(rows, np.ndarray), "rows are apart"
-    return rows.size
+    assert not isinstance(rows, list), "rows are apart"
+    return rows.logits.size if isinstance(rows, TopRows) else rows.size

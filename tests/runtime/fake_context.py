@@ -97,6 +97,17 @@ class Write(NamedTuple):
     slots: list[list[int]] | None = None
 
 
+class PreparedBatch(NamedTuple):
+    """A batch whose inputs are written, and the cells that they name."""
+
+    batch: Batch
+    cells: list[int]
+
+
+def _cells_of(batch: Batch) -> list[int]:
+    return [run.seq.pages[0].cell(run.pos) for run in batch.runs]
+
+
 class FakeContext:
     """A fake context. It calls `on_start` with the step's number, from 1 on, when a step starts,
     and `on_decode` before it is decoded.
@@ -187,12 +198,13 @@ class FakeContext:
         self.on_start(len(self.steps) + 1)
         return batch
 
-    def prepare_rows(self, batch: Batch) -> Batch | None:
-        return batch
+    def prepare_rows(self, batch: Batch) -> PreparedBatch:
+        return PreparedBatch(batch, _cells_of(batch))
 
-    def start_prepared(self, batch: Batch) -> Batch:
+    def start_prepared(self, prepared: PreparedBatch) -> Batch:
+        assert prepared.cells == _cells_of(prepared.batch), "cells have changed since"
         self.n_prepared += 1
-        return self.start_rows(batch)
+        return self.start_rows(prepared.batch)
 
     def read_rows(self, batch: Batch) -> list[Row]:
         return self.decode_rows(batch)

@@ -17,7 +17,7 @@ from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.model.guide import GrammarParams
-from lamella.model.outputs import Outputs, Row, TopLogits
+from lamella.model.outputs import Outputs, Row, TopLogits, TopRows
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine.job import Result
 from lamella.runtime.engine.runner import Runner
@@ -88,7 +88,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     found: list[Row] = []
     read_rows = Outputs.read_rows
 
-    def spy(self: Outputs, *args: Any) -> list[Row]:
+    def spy(self: Outputs, *args: Any) -> list[Row] | TopRows:
         rows = read_rows(self, *args)
         found.extend(rows)
         return rows
