@@ -189,7 +189,10 @@ class DecodeGraph(StepGraph):
 
     def set_tokens(self, ubatch: UBatch) -> None:
         """Write only the tokens of a ubatch, one of each run. Its other inputs are set."""
-        self._arrays.tokens[: ubatch.n_tokens] = [run.tokens[0] for run in ubatch.runs]
+        if ubatch.n_tokens == 1:
+            self._words[self._places.tokens] = ubatch.runs[0].tokens[0]
+        else:
+            self._arrays.tokens[: ubatch.n_tokens] = [run.tokens[0] for run in ubatch.runs]
 
     def set_inputs(self, ubatch: UBatch) -> None:
         """Write a ubatch's tokens, positions, cells and pages.
