@@ -130,6 +130,11 @@ class JobQueue:
         """True if there is work besides the running jobs."""
         return bool(self._turns or self._cancelled or self._calls)
 
+    @property
+    def only_waits(self) -> bool:
+        """True if the only work besides the running jobs is to start others."""
+        return not (self._cancelled or self._calls)
+
     def first(self, skipped: Collection[Owner] = ()) -> Ticket | None:
         """The job whose turn it is; None if there is none. See `Turns.first`."""
         with self._changed:

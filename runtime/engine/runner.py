@@ -14,11 +14,9 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from ...base.errors import (
-    BackendError,
     CancelledError,
     ClosedError,
     DeviceLostError,
-    LamellaError,
     RequestError,
 )
 from ...base.log import get_logger
@@ -31,6 +29,7 @@ from ...model.page_store import PageStore
 from ...model.sampling import Sampled
 from ...model.vocab import Vocab
 from . import policy
+from .ahead import Ahead
 from .batch_plan import BatchPlan, Output
 from .counters import Counters
 from .drafts.drafter import Drafter
@@ -42,11 +41,13 @@ from .pace import Pace
 from .prefixes import Prefixes
 from .pulse import Pulse
 from .queue import JobQueue
+from .reports import as_lamella_error, report
 from .shares import Owner
 from .slots import SlotContent, Slots
 from .steps import Steps
 from .texts import Full, Taken, Texts
 from .ticket import Ticket
+from .unsure import Unsure
 
 T = TypeVar("T")
 
@@ -99,7 +100,7 @@ class Runner:
         )
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._grammars = GrammarQueue()
-        self._unsure: dict[Ticket, int] = {}  # positions of jobs before those they may not need
+        self._unsure = Unsure()
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
         self._when_told = when_told
         # Tokens that their sinks get while the next step computes, if the host is free then. A sink
@@ -107,7 +108,7 @@ class Runner:
         self._untold: list[Taken] = []
         self._overlaps = context.computes_aside and not NO_OVERLAP()
         self._is_computing = False  # a step has started
-        self._prepared: BatchPlan | None = None  # a step that may follow the one that computes
+        self._ahead = Ahead(context, vocab.eog, self._speculation, self._unsure)
         self._next: BatchPlan | None = None  # a step that has started already
         self._ended: list[Ticket] = []  # meanwhile: to be released after it
 
@@ -166,7 +167,7 @@ class Runner:
         tickets, calls = self._queue.drain(self.running)
         for ticket in tickets:
             self._release(ticket)
-            _report(ticket.sink.failed, CancelledError("the engine was closed"))
+            report(ticket.sink.failed, CancelledError("the engine was closed"))
         for call in calls:
             call.future.set_exception(ClosedError("the engine is closed"))
         self._masks.close()
@@ -178,7 +179,7 @@ class Runner:
     def _drop_cancelled(self) -> None:
         for ticket in self._queue.take_cancelled():
             self._release(ticket)
-            _report(ticket.sink.failed, CancelledError("the request was cancelled"))
+            report(ticket.sink.failed, CancelledError("the request was cancelled"))
 
     def _run_calls(self) -> None:
         calls = self._queue.take_calls()
@@ -242,6 +243,16 @@ class Runner:
         if awaited and not policy.has_work(self.running):
             wait(awaited, AWAITED_S, FIRST_COMPLETED)
 
+    def _has_news(self) -> bool:
+        """True if the queue may change which jobs run. It does not if all places are taken, and no
+        job has to leave."""
+        if not self._queue.has_changes():
+            return False
+        if not self._queue.only_waits or len(self.running) < self._n_parallel:
+            return True
+        ticket = self._queue.first()
+        return ticket is not None and policy.leaves_for(ticket, self.running) is not None
+
     def _awaited(self, ticket: Ticket) -> tuple[Future[Any] | None, Future[Any] | None]:
         """What a job waits for, while others go on: its grammar and the files of its prefix."""
         return self._grammars.awaited(ticket), self.prefixes.awaited(ticket)
@@ -250,20 +261,21 @@ class Runner:
 
     def _plan_batch(self) -> BatchPlan:
         begin = time.perf_counter()
-        prepared, self._prepared = self._prepared, None
-        plan = BatchPlan(self._masks, begin=begin)
         decoding = policy.decoding(self.running)
         for ticket in decoding:
-            is_reserved = self._unsure.pop(ticket, None) is not None
+            is_reserved = self._unsure.need(ticket)
             if ticket.seq is not None and not is_reserved and not ticket.seq.advance():
                 self._grow(ticket, ticket.seq)
         decoding = [ticket for ticket in decoding if ticket.decoding]  # others were preempted
         sent = self._sent(decoding)
         guesses = sent or self._guesses(decoding)
-        if prepared is not None and not guesses and prepared.is_of(self.running):
-            prepared.set_tokens(ticket.tokens[-1] for ticket in self.running)
-            prepared.begin = begin
-            return prepared
+        if not guesses and len(decoding) == len(self.running):
+            following = self._ahead.plan(decoding)
+            if following is not None:
+                following.begin = begin
+                return following
+        self._ahead.drop()
+        plan = BatchPlan(self._masks, begin=begin)
         for ticket in decoding:
             plan.add_last(ticket, guesses.get(ticket))
         if not sent and len(plan.outputs) < len(self.running):
@@ -281,7 +293,7 @@ class Runner:
         """Guesses that this step checks, each with an idle position in its sequence."""
         if not policy.may_guess(self.running):
             return {}
-        return self._with_places(self._speculation.guesses(decoding))
+        return self._unsure.with_places(self._speculation.guesses(decoding))
 
     def _sent(self, decoding: Sequence[Ticket]) -> Mapping[Ticket, Guesses]:
         """The tokens of texts that began on another engine, as guesses that come true: as many as
@@ -290,19 +302,7 @@ class Runner:
         if not begun:
             return {}
         n_max = self._pace.n_prompt_tokens(len(decoding) - len(begun))
-        return self._with_places(self._speculation.sent(decoding, n_max))
-
-    def _with_places(self, guesses: Iterable[Guesses]) -> Mapping[Ticket, Guesses]:
-        """The guesses for which there are idle positions, now reserved."""
-        found = {}
-        for ticket, draft in guesses:
-            assert ticket.seq is not None
-            length = ticket.seq.length
-            n = ticket.seq.advance_idle(len(draft.tokens))
-            if n:
-                self._unsure[ticket] = length
-                found[ticket] = Guesses(ticket, draft._replace(tokens=draft.tokens[:n]))
-        return found
+        return self._unsure.with_places(self._speculation.sent(decoding, n_max))
 
     def _grow(self, ticket: Ticket, seq: KVSequence) -> None:
         """Get a page for the next position, or preempt the job itself."""
@@ -320,7 +320,7 @@ class Runner:
         self._tell()
         if ticket.seq is not None:  # else it has just failed, in _synchronize, or ended
             self.running.remove(ticket)
-            self._prepared = None
+            self._ahead.drop()
             self.slots.leave(ticket.slot)
             self._speculation.forget(ticket)
             self._share_prefix(ticket, ended=True)
@@ -356,8 +356,8 @@ class Runner:
         if isinstance(plan.started, Exception):
             raise plan.started
         self._tell()
-        if self._overlaps and self._context.can_prepare:
-            self._prepare_next(plan)
+        if self._overlaps and self._context.can_prepare and not self._has_news():
+            self._ahead.prepare(plan, self.running)
         return self._context.read_rows(plan.started)
 
     def _complete(self, plan: BatchPlan) -> int:
@@ -365,7 +365,7 @@ class Runner:
         try:
             rows = self._rows_of(plan)
         except Exception as e:
-            self._prepared = None
+            self._ahead.drop()
             self._tell()
             self._masks.take()
             self._fail_in_flight(e)
@@ -391,55 +391,21 @@ class Runner:
         outputs = [output for output in plan.outputs if not output.ticket.settled]
         return self._sample_rows(outputs, rows, masks)
 
-    def _prepare_next(self, plan: BatchPlan) -> None:
-        """Prepare the step after one that computes, if texts just go on."""
-        running = self.running
-        is_plain = not (plan.n_prompt or plan.n_masks or self._queue.has_changes())
-        if not is_plain or not plan.is_of(running) or not all(map(policy.goes_on, running)):
-            return
-        for ticket in running:
-            assert ticket.seq is not None
-            length = ticket.seq.length
-            if not (ticket.seq.advance() or ticket.seq.advance_idle(1)):
-                return
-            self._unsure[ticket] = length
-        following = plan.following()
-        following.prepared = self._context.prepare_rows(following.batch)
-        if following.prepared is not None:
-            self._prepared = following
-
     def _start_next(self, tokens: Sequence[Sampled]) -> None:
-        """Start the prepared step, if nothing but its tokens decides about it."""
-        following = self._prepared
-        if following is None or self._queue.has_changes() or len(tokens) != len(self.running):
+        """Start the next step now, if nothing but these tokens decides about it."""
+        if self._has_news():
             return
-        known = [token for token in tokens if isinstance(token, int)]
-        if len(known) < len(tokens) or not self._vocab.eog.isdisjoint(known):
-            return
-        if not following.is_of(self.running) or not self._speculation.rests(self.running):
-            return
-        following.set_tokens(known)
-        following.begin = time.perf_counter()
-        for ticket in self.running:
-            del self._unsure[ticket]
-        self._prepared, self._next = None, following
-        self._start(following)
-
-    def _drop_outputs(self, plan: BatchPlan) -> None:
-        """Drop the outputs of a started step whose texts do not go on as it was started. They
-        evaluate the next position again."""
-        outputs, plan.outputs = plan.outputs, []
-        for output, run in zip(outputs, plan.batch.runs, strict=True):
-            ticket = output.ticket
-            if ticket.settled or output.follows(run.tokens[0]):
-                plan.outputs.append(output)
-            else:
-                self._unsure[ticket] = len(ticket.tokens) - 1
+        following = self._ahead.early_plan(self.running, tokens)
+        if following is not None:
+            following.begin = time.perf_counter()
+            self._next = following
+            self._start(following)
 
     def _abandon(self) -> None:
         """Drop what has started, and tell the last tokens."""
         self._tell()
-        self._next = self._prepared = None
+        self._ahead.drop()
+        self._next = None
         if self._is_computing:
             self._synchronize()
             self._masks.take()
@@ -467,7 +433,7 @@ class Runner:
         self._is_computing = False
         ended, self._ended = self._ended, []
         for ticket in ended:
-            self._take_back(ticket)
+            self._unsure.take_back(ticket)
             seq = ticket.seq
             if ticket.decoding and seq is not None and seq.length == len(ticket.tokens):
                 ticket.n_done, ticket.decoding = seq.length, False  # the step was too much
@@ -495,7 +461,7 @@ class Runner:
                 now = time.perf_counter()
                 tokens = self._sampler.sample(outputs, next_rows, masks, level, now)
         if self._next is not None:
-            self._drop_outputs(self._next)
+            self._ahead.drop_outputs(self._next)
         return n
 
     def _goes_on(
@@ -504,7 +470,7 @@ class Runner:
         """Pass on the token after `level` guesses. Return True if the next guess came true."""
         ticket = output.ticket
         if ticket.settled:
-            self._take_back(ticket)
+            self._unsure.take_back(ticket)
             return False
         mask = None if output.matcher is None else masks[output.mask + level]
         if output.guesses is not None:
@@ -533,22 +499,15 @@ class Runner:
         if output.guesses.draft.kind != SENT:
             self.counters.drafted(len(output.tokens), n_right)
             self._speculation.checked(output.guesses, n_right)
-        self._take_back(output.ticket)
-
-    def _take_back(self, ticket: Ticket) -> None:
-        """Take back positions that were not needed: of guesses, or of a step that was prepared.
-        Does nothing if there are none. Called before others share the tokens of a job, too."""
-        length = self._unsure.pop(ticket, None)
-        if length is not None and ticket.seq is not None:
-            ticket.seq.take_back(max(len(ticket.tokens) - 1, length))
+        self._unsure.take_back(output.ticket)
 
     def _prefilled(self, ticket: Ticket) -> None:
         """Report a prompt's progress. End a job that requests no tokens."""
         if ticket.n_predicted > 0 or ticket.settled:
             return
         n_cached = min(ticket.n_cached, ticket.n_done)  # less is possible after a preemption
-        report = partial(ticket.sink.progress, ticket.n_done, ticket.n_prompt, n_cached)
-        self._guard(ticket, report)
+        progress = partial(ticket.sink.progress, ticket.n_done, ticket.n_prompt, n_cached)
+        self._guard(ticket, progress)
         if ticket.n_done == ticket.n_prompt and ticket.params.n_predict == 0:
             self._synchronize()
             if not ticket.settled:
@@ -586,11 +545,11 @@ class Runner:
             ticket.t_end = time.perf_counter()
             result = ticket.result(stop_type)
             self._release(ticket)
-            _report(ticket.sink.finished, result)
+            report(ticket.sink.finished, result)
 
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
         self._pulse.failed(error)
-        reported = _as_lamella_error(error)
+        reported = as_lamella_error(error)
         # of an error of the request, or of another machine, the place in the code says nothing
         is_outside = isinstance(reported, RequestError | DeviceLostError)
         cause = None if is_outside else error
@@ -599,7 +558,7 @@ class Runner:
             ticket.is_sound = False
             if self._queue.settle(ticket):
                 self._release(ticket)
-                _report(ticket.sink.failed, reported)
+                report(ticket.sink.failed, reported)
 
     def _guard(self, ticket: Ticket, call: Callable[[], T]) -> T | None:
         """The result of a call for one job. If it raises, only that job fails."""
@@ -623,7 +582,7 @@ class Runner:
             ticket.lazy.matcher.close()
         if ticket.seq is not None:
             self.running.remove(ticket)
-            self._prepared = None
+            self._ahead.drop()
             self._speculation.forget(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))
@@ -636,7 +595,7 @@ class Runner:
 
     def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
         """Let later jobs share a job's evaluated tokens, until their pages are needed."""
-        self._take_back(ticket)
+        self._unsure.take_back(ticket)
         self.prefixes.lack(None)
         if ticket.seq is not None and ticket.is_sound and ticket.params.cache_prompt:
             ticket.shared = self.prefixes.tree.insert(
@@ -647,19 +606,3 @@ class Runner:
                 in_flight=ticket in self._in_flight,
                 identity=ticket.identity,
             )
-
-
-def _as_lamella_error(error: Exception) -> LamellaError:
-    if isinstance(error, LamellaError):
-        return error
-    wrapped = BackendError(f"the generation failed: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _report(callback: Callable[[T], None], end: T) -> None:
-    """Report a job's end to its sink. The job has ended already, so an error is only logged."""
-    try:
-        callback(end)
-    except Exception:
-        log.exception("a sink raised")

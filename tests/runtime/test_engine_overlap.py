@@ -4,19 +4,34 @@ the end of its text."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_context import FakeContext, Recorder, expected, job, make_engine, running, sampling
+from fake_context import (
+    FakeContext,
+    Recorder,
+    expected,
+    job,
+    make_engine,
+    request,
+    running,
+    sampling,
+)
 
 from lamella.base.errors import BackendError, CancelledError
 from lamella.base.settings import NO_OVERLAP
+from lamella.model.chat.formats import Marks
 from lamella.model.layer_memory import Window
 from lamella.runtime.engine.engine import Engine
-from lamella.runtime.engine.job import StopType
+from lamella.runtime.engine.job import Job, StopType
+from lamella.runtime.engine.thinking import Thinking
 from lamella.runtime.engine.ticket import Ticket
+from lamella.runtime.engine.unsure import Unsure
+from lamella.runtime.speculative_params import SpecType, SpeculativeParams
 
 PROMPT = (7, 8, 9)
+NO_GUESSES = SpeculativeParams(spec_type=(SpecType.NONE,))
 N = 9  # tokens before a sink ends its text
 TOKENS = expected(PROMPT, sampling(1), 40)
 assert len(TOKENS) > N
@@ -188,6 +203,54 @@ def test_a_text_may_end_while_others_leave_for_it() -> None:
             assert old.result().n_predicted == n
             young.result()
         assert young.tokens == truth
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+@pytest.mark.parametrize("n_jobs", [1, 3, 5])
+def test_steps_are_prepared(n_jobs: int, guesses: bool) -> None:
+    """With more jobs than places, too. Texts are those of steps that are planned one by one."""
+    prompts = [(*PROMPT, i) for i in range(3, 3 + n_jobs)]
+    truth = [expected(prompt, sampling(i), 25) for i, prompt in enumerate(prompts)]
+    context = FakeContext(aside=True, tops=True)
+    sinks = [Recorder() for _ in prompts]
+    jobs = [
+        job(sink, *prompt, seed=i, n_predict=25, n_probs=0)
+        for i, (sink, prompt) in enumerate(zip(sinks, prompts, strict=True))
+    ]
+    if not guesses:
+        jobs = [replace(j, params=replace(j.params, speculative=NO_GUESSES)) for j in jobs]
+    with running(context, *jobs, n_parallel=3):
+        for sink in sinks:
+            sink.result()
+    assert [sink.tokens for sink in sinks] == truth
+    assert context.n_prepared > 10
+
+
+def thoughtful(sink: Recorder, i: int) -> Job:
+    """A job whose reasoning ends after 9 tokens, with a mark that is forced."""
+    params = request(sampling(i), n_predict=40, ignore_eos=True, reasoning_budget=9)
+    params = replace(params, speculative=NO_GUESSES)
+    marks = Marks("xy", "zz")
+    thinking = Thinking(marks=(marks,), opened=marks)
+    return Job(prompt=(*PROMPT, 3 + i), params=params, sink=sink, thinking=thinking)
+
+
+def test_a_row_is_dropped_if_its_text_goes_on_with_another_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropped = list[Ticket]()
+    again = Unsure.again
+    monkeypatch.setattr(Unsure, "again", lambda self, t: (dropped.append(t), again(self, t)))
+    found = list[list[list[int]]]()
+    for aside in (False, True):
+        sinks = [Recorder() for _ in range(3)]
+        jobs = [thoughtful(sink, i) for i, sink in enumerate(sinks)]
+        with running(FakeContext(aside=aside, tops=True), *jobs):
+            for sink in sinks:
+                assert sink.result().n_reasoning == 9
+        found.append([sink.tokens for sink in sinks])
+        assert (len(dropped) > 0) == aside
+    assert found[0] == found[1]
 
 
 def test_closing_tells_the_last_tokens() -> None:
