@@ -86,7 +86,7 @@ def params_of(args: argparse.Namespace) -> RequestParams:
 
 
 def wait_us(model: LoadedModel, vocab: Vocab, gpu: WatchedGpu, args: argparse.Namespace) -> float:
-    """Mean microseconds that the GPU waits for a step with `args.texts` texts."""
+    """Median microseconds that the GPU waits for a step with `args.texts` texts."""
     n_ctx = (2 * args.steps + 2 * PROMPT_TOKENS) * args.texts
     with Context(model, ContextParams(n_ctx=n_ctx, n_parallel=args.texts)) as context:
         engine = Engine(context, vocab, n_parallel=args.texts, params=EngineParams())
@@ -99,7 +99,7 @@ def wait_us(model: LoadedModel, vocab: Vocab, gpu: WatchedGpu, args: argparse.Na
         while len(gpu.waits) < first + args.steps:
             time.sleep(0.01)
         engine.close()
-    return 1e6 * statistics.mean(gpu.waits[first : first + args.steps])
+    return 1e6 * statistics.median(gpu.waits[first : first + args.steps])
 
 
 def main() -> None:

@@ -372,24 +372,29 @@ class Runner:
             self._end_step()
             return 0
         masks = self._masks.take()
-        self._speculation.computed(plan.tickets(), plan.batch)
-        self.counters.n_masks += len(masks)
-        self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
         # jobs with outputs have no tokens in flight any more
         in_flight = self._context.in_flight
-        done = {output.ticket for output in plan.outputs}
-        self._in_flight = [t for t in self._in_flight if in_flight and t not in done]
-        self.counters.stepped(len(self.running))
+        done = {output.ticket for output in plan.outputs} if in_flight else ()
+        self._in_flight = [t for t in self._in_flight if t not in done] if in_flight else []
         self._end_step()
         for ticket in plan.prefilled:
             self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
-        if not in_flight:
-            self._pulse.computed()
-            self.prefixes.tree.confirm()
         for ticket in plan.prefilled:
             self._prefilled(ticket)
         outputs = [output for output in plan.outputs if not output.ticket.settled]
-        return self._sample_rows(outputs, rows, masks)
+        first = rows
+        if len(outputs) != len(rows):
+            first = [rows[output.row] for output in outputs]
+        tokens = self._sampler.sample(outputs, first, masks, 0, time.perf_counter())
+        self._start_next(tokens)
+        self._speculation.computed(plan.tickets(), plan.batch)
+        self.counters.n_masks += len(masks)
+        self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
+        self.counters.stepped(len(self.running))
+        if not in_flight:
+            self._pulse.computed()
+            self.prefixes.tree.confirm()
+        return self._take_tokens(outputs, tokens, rows, masks)
 
     def _start_next(self, tokens: Sequence[Sampled]) -> None:
         """Start the next step now, if nothing but these tokens decides about it."""
@@ -439,14 +444,15 @@ class Runner:
                 ticket.n_done, ticket.decoding = seq.length, False  # the step was too much
             self._release(ticket)
 
-    def _sample_rows(self, outputs: Sequence[Output], rows: Rows, masks: Sequence[Mask]) -> int:
-        """Sample the first row of each output, then those after guesses that came true. Return how
-        many tokens were sampled."""
-        first = rows
-        if len(outputs) != len(rows):
-            first = [rows[output.row] for output in outputs]
-        tokens = self._sampler.sample(outputs, first, masks, 0, time.perf_counter())
-        self._start_next(tokens)
+    def _take_tokens(
+        self,
+        outputs: Sequence[Output],
+        tokens: Sequence[Sampled],
+        rows: Rows,
+        masks: Sequence[Mask],
+    ) -> int:
+        """Pass on the first token of each output, then sample those after guesses that came true.
+        Return how many tokens were sampled."""
         n, level = 0, 0
         while outputs:
             n += len(outputs)

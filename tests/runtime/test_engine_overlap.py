@@ -240,7 +240,12 @@ def test_a_row_is_dropped_if_its_text_goes_on_with_another_token(
 ) -> None:
     dropped = list[Ticket]()
     again = Unsure.again
-    monkeypatch.setattr(Unsure, "again", lambda self, t: (dropped.append(t), again(self, t)))
+
+    def seen(self: Unsure, ticket: Ticket) -> None:
+        dropped.append(ticket)
+        again(self, ticket)
+
+    monkeypatch.setattr(Unsure, "again", seen)
     found = list[list[list[int]]]()
     for aside in (False, True):
         sinks = [Recorder() for _ in range(3)]
