@@ -145,7 +145,7 @@ NO_SPLIT = Switch(
 NO_OVERLAP = Switch(
     "LAMELLA_NO_OVERLAP",
     0,
-    "1 passes the tokens of a step on before the next step starts, not while GPUs compute it.",
+    "1 handles the tokens of a step before the next step is planned, not while GPUs compute it.",
 )
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",

@@ -1,6 +1,7 @@
 """Speed of the engine alone, without HTTP: tokens per second, and Python's time per token.
 
-    scripts/bench engine MODEL [--streams 32] [--tokens 100] [--threads N] [--repeat 5] [--profile]
+    scripts/bench engine MODEL [--streams 32] [--tokens 100] [--threads N] [--device CUDA0]
+                               [--repeat 5] [--profile]
 
 Submits `--streams` generations at once, with sinks that make text, and waits for their ends. The
 engine's thread computes them; "outside" is its time outside of the processor's kernels: Python,
@@ -146,10 +147,11 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="none", help="the device of all layers; none: the CPU")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    options = {"path": args.model, "n_parallel": args.streams, "devices": ("none",)}
+    options = {"path": args.model, "n_parallel": args.streams, "devices": (args.device,)}
     n_ctx = args.streams * (args.tokens + 64)
     if args.threads:
         options["n_threads"] = args.threads

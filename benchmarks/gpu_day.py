@@ -110,6 +110,13 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
             shared = ["--no-limits", "--models", MODELS[0], "--model-folder", str(models)]
             name = f"{switch}={value}-{MODELS[0]}-turn-{turn}"
             yield Step(name, 60, [*command, *shared])
+    engine = str(ROOT / "benchmarks" / "bench_engine.py")
+    for turn, streams, value in product((1, 2), (1, 64), (0, 1)):
+        switches = ["env", f"LAMELLA_NO_OVERLAP={value}", PYTHON]
+        model = str(model_file(models, MODELS[0]))
+        sizes = ["--streams", str(streams), "--tokens", "200", "--repeat", "3"]
+        name = f"engine-{streams}-LAMELLA_NO_OVERLAP={value}-turn-{turn}"
+        yield Step(name, 60, [*switches, engine, model, "--device", "CUDA0", *sizes])
     for name, case in HOT.items():
         sections = [word for section in SECTIONS for word in ("--section", section)]
         ncu = ["ncu", "--clock-control", "none", "--launch-count", "2", "-k", f"regex:{name}"]

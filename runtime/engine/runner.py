@@ -22,18 +22,19 @@ from ...base.errors import (
 from ...base.log import get_logger
 from ...base.settings import NO_OVERLAP
 from ...model.context import Context
-from ...model.guide import Mask, MaskComputer, n_mask_bits
+from ...model.guide import MaskComputer, n_mask_bits
 from ...model.kv_sequence import KVSequence
-from ...model.outputs import Row, Rows
+from ...model.outputs import Rows
 from ...model.page_store import PageStore
 from ...model.sampling import Sampled
 from ...model.vocab import Vocab
 from . import policy
 from .ahead import Ahead
-from .batch_plan import BatchPlan, Output
+from .batch_plan import BatchPlan
 from .counters import Counters
+from .delivery import Delivery
 from .drafts.drafter import Drafter
-from .drafts.speculation import SENT, Guesses, Speculation
+from .drafts.speculation import Guesses, Speculation
 from .grammar_queue import GrammarQueue
 from .job import StopType
 from .output_sampler import OutputSampler
@@ -45,7 +46,7 @@ from .reports import as_lamella_error, report
 from .shares import Owner
 from .slots import SlotContent, Slots
 from .steps import Steps
-from .texts import Full, Taken, Texts
+from .texts import Texts
 from .ticket import Ticket
 from .unsure import Unsure
 
@@ -89,7 +90,6 @@ class Runner:
         self.n_ctx = context.n_ctx_seq
         self._context = context
         self._vocab = vocab
-        self._texts = Texts(vocab, self.n_ctx)
         self._queue = queue
         self._n_parallel = n_parallel
         self._pulse = pulse
@@ -102,12 +102,17 @@ class Runner:
         self._grammars = GrammarQueue()
         self._unsure = Unsure()
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
-        self._when_told = when_told
-        # Tokens that their sinks get while the next step computes, if the host is free then. A sink
-        # may end its text: then the step computes one token too many.
-        self._untold: list[Taken] = []
-        self._overlaps = context.computes_aside and not NO_OVERLAP()
         self._is_computing = False  # a step has started
+        self._delivery = Delivery(
+            self,
+            Texts(vocab, self.n_ctx),
+            self._sampler,
+            self._speculation,
+            self._unsure,
+            self.counters,
+            when_told,
+            is_late=context.computes_aside and not NO_OVERLAP(),
+        )
         self._ahead = Ahead(context, vocab.eog, self._speculation, self._unsure)
         self._next: BatchPlan | None = None  # a step that has started already
         self._ended: list[Ticket] = []  # meanwhile: to be released after it
@@ -122,7 +127,7 @@ class Runner:
                 self._admit()
             plan = self._plan_batch()
             if not len(plan.batch):
-                self._tell()
+                self._delivery.tell()
                 return
             self._start(plan)
         n_running = len(self.running)
@@ -144,13 +149,13 @@ class Runner:
         """True if no job can go on. Then all sinks have all tokens."""
         if self._next is not None or policy.has_work(self.running):
             return False
-        self._tell()
+        self._delivery.tell()
         return not policy.has_work(self.running)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all running jobs with an internal error."""
         self._abandon()
-        self._fail(tuple(self.running), error)
+        self.fail(tuple(self.running), error)
 
     def make_room(self, n_tokens: int) -> None:
         """Preempt jobs until a new sequence of `n_tokens` fits, or no job is left."""
@@ -317,7 +322,7 @@ class Runner:
         """Preempt a job: free its pages and let it wait, in front of the others of its request."""
         if ticket in self._in_flight:
             self._synchronize()
-        self._tell()
+        self._delivery.tell()
         if ticket.seq is not None:  # else it has just failed, in _synchronize, or ended
             self.running.remove(ticket)
             self._ahead.drop()
@@ -327,12 +332,15 @@ class Runner:
             ticket.leave()
             self._queue.put_back(ticket)
 
-    def _shift(self, ticket: Ticket) -> None:
+    def shift(self, ticket: Ticket) -> None:
         """Let a job whose context is full go on without its oldest tokens, as if the others were
         its prompt: it shares the kept prefix, and evaluates what follows at its new positions."""
-        self._preempt(ticket)
-        bos = self._vocab.bos
-        ticket.shift(policy.shifted(ticket.tokens, ticket.n_prompt, ticket.params, bos))
+        try:
+            self._preempt(ticket)
+            bos = self._vocab.bos
+            ticket.shift(policy.shifted(ticket.tokens, ticket.n_prompt, ticket.params, bos))
+        except Exception as e:  # of this job only
+            self.fail((ticket,), e)
 
     def _start(self, plan: BatchPlan) -> None:
         """Start to compute the batch of a plan. An error is raised when it is completed."""
@@ -355,8 +363,8 @@ class Runner:
         assert plan.started is not None, "the batch was not started"
         if isinstance(plan.started, Exception):
             raise plan.started
-        self._tell()
-        if self._overlaps and self._context.can_prepare and not self._has_news():
+        self._delivery.tell()
+        if self._delivery.is_late and self._context.can_prepare and not self._has_news():
             self._ahead.prepare(plan, self.running)
         return self._context.read_rows(plan.started)
 
@@ -366,7 +374,7 @@ class Runner:
             rows = self._rows_of(plan)
         except Exception as e:
             self._ahead.drop()
-            self._tell()
+            self._delivery.tell()
             self._masks.take()
             self._fail_in_flight(e)
             self._end_step()
@@ -385,7 +393,8 @@ class Runner:
         first = rows
         if len(outputs) != len(rows):
             first = [rows[output.row] for output in outputs]
-        tokens = self._sampler.sample(outputs, first, masks, 0, time.perf_counter())
+        now = time.perf_counter()
+        tokens = self._sampler.sample(outputs, first, masks, 0, now)
         self._start_next(tokens)
         self._speculation.computed(plan.tickets(), plan.batch)
         self.counters.n_masks += len(masks)
@@ -394,7 +403,10 @@ class Runner:
         if not in_flight:
             self._pulse.computed()
             self.prefixes.tree.confirm()
-        return self._take_tokens(outputs, tokens, rows, masks)
+        n_tokens = self._delivery.take(outputs, tokens, rows, masks, now)
+        if self._next is not None:
+            self._ahead.drop_outputs(self._next)
+        return n_tokens
 
     def _start_next(self, tokens: Sequence[Sampled]) -> None:
         """Start the next step now, if nothing but these tokens decides about it."""
@@ -408,30 +420,13 @@ class Runner:
 
     def _abandon(self) -> None:
         """Drop what has started, and tell the last tokens."""
-        self._tell()
+        self._delivery.tell()
         self._ahead.drop()
         self._next = None
         if self._is_computing:
             self._synchronize()
             self._masks.take()
         self._end_step()
-
-    def _tell(self) -> None:
-        """Pass the tokens of the last step on to their sinks, which may end their texts."""
-        if not self._untold:
-            return
-        untold, self._untold = self._untold, []
-        for taken in untold:
-            ticket = taken.ticket
-            if not ticket.settled:
-                self._end_or_shift(ticket, self._guard(ticket, partial(self._texts.tell, taken)))
-        self._when_told()
-
-    def _end_or_shift(self, ticket: Ticket, stop: StopType | Full | None) -> None:
-        if stop is Full.SHIFTS:
-            self._guard(ticket, partial(self._shift, ticket))
-        elif stop is not None:
-            self._finish(ticket, stop)
 
     def _end_step(self) -> None:
         """Release the jobs that have ended since the step started."""
@@ -444,69 +439,6 @@ class Runner:
                 ticket.n_done, ticket.decoding = seq.length, False  # the step was too much
             self._release(ticket)
 
-    def _take_tokens(
-        self,
-        outputs: Sequence[Output],
-        tokens: Sequence[Sampled],
-        rows: Rows,
-        masks: Sequence[Mask],
-    ) -> int:
-        """Pass on the first token of each output, then sample those after guesses that came true.
-        Return how many tokens were sampled."""
-        n, level = 0, 0
-        while outputs:
-            n += len(outputs)
-            outputs = [
-                output
-                for output, token in zip(outputs, tokens, strict=True)
-                if self._goes_on(output, level, rows[output.row + level], token, masks)
-            ]
-            level += 1
-            if outputs:
-                next_rows = [rows[output.row + level] for output in outputs]
-                now = time.perf_counter()
-                tokens = self._sampler.sample(outputs, next_rows, masks, level, now)
-        if self._next is not None:
-            self._ahead.drop_outputs(self._next)
-        return n
-
-    def _goes_on(
-        self, output: Output, level: int, row: Row, token: Sampled, masks: Sequence[Mask]
-    ) -> bool:
-        """Pass on the token after `level` guesses. Return True if the next guess came true."""
-        ticket = output.ticket
-        if ticket.settled:
-            self._unsure.take_back(ticket)
-            return False
-        mask = None if output.matcher is None else masks[output.mask + level]
-        if output.guesses is not None:
-            token = self._speculation.taken(output.guesses, level, token)
-        try:
-            taken = self._texts.take(ticket, row, token, mask)
-        except Exception as e:  # of this job only
-            self._fail((ticket,), e)
-            return False
-        is_last = level == len(output.tokens) or ticket.tokens[-1] != output.tokens[level]
-        if self._overlaps and is_last and taken.stop is None:
-            self._untold.append(taken)
-            stop = None
-        else:
-            stop = self._guard(ticket, partial(self._texts.tell, taken))
-        if output.guesses is not None:
-            if stop is None and not is_last and output.may_go_on(level):
-                return True
-            self._end_guesses(output, level)
-        self._end_or_shift(ticket, stop)
-        return False
-
-    def _end_guesses(self, output: Output, n_right: int) -> None:
-        """Count guesses, and take those back that did not come true."""
-        assert output.guesses is not None
-        if output.guesses.draft.kind != SENT:
-            self.counters.drafted(len(output.tokens), n_right)
-            self._speculation.checked(output.guesses, n_right)
-        self._unsure.take_back(output.ticket)
-
     def _prefilled(self, ticket: Ticket) -> None:
         """Report a prompt's progress. End a job that requests no tokens."""
         if ticket.n_predicted > 0 or ticket.settled:
@@ -518,7 +450,7 @@ class Runner:
             self._synchronize()
             if not ticket.settled:
                 self._sampler.begin(ticket, time.perf_counter())
-                self._finish(ticket, StopType.LIMIT)
+                self.finish(ticket, StopType.LIMIT)
 
     # --- work in flight ---
 
@@ -542,18 +474,20 @@ class Runner:
         """
         self.prefixes.tree.discard()
         lost, self._in_flight = self._in_flight, []
-        self._fail(lost, error)
+        self.fail(lost, error)
 
     # --- ends ---
 
-    def _finish(self, ticket: Ticket, stop_type: StopType) -> None:
+    def finish(self, ticket: Ticket, stop_type: StopType) -> None:
+        """End a job whose text is complete."""
         if self._queue.settle(ticket):
             ticket.t_end = time.perf_counter()
             result = ticket.result(stop_type)
             self._release(ticket)
             report(ticket.sink.finished, result)
 
-    def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
+    def fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
+        """End jobs with an error."""
         self._pulse.failed(error)
         reported = as_lamella_error(error)
         # of an error of the request, or of another machine, the place in the code says nothing
@@ -571,7 +505,7 @@ class Runner:
         try:
             return call()
         except Exception as e:
-            self._fail((ticket,), e)
+            self.fail((ticket,), e)
             return None
 
     def _release(self, ticket: Ticket) -> None:
