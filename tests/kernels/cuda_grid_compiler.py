@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -36,7 +36,7 @@ from lamella.kernels.cuda.table import CudaSource, Dim3
 SRC: Final = Path(table.__file__).parent / "src"
 HEADER: Final = Path(__file__).with_name("cuda_grid.hpp").resolve()
 HEADERS: Final = sorted(HEADER.parent.glob("cuda_grid*.hpp"))  # with the headers that it includes
-_FLAGS: Final = "-O2 -g1 -shared -fPIC -fvisibility=hidden -w -ffp-contract=off"
+_FLAGS: Final = "-O1 -g1 -shared -fPIC -fvisibility=hidden -w -ffp-contract=off"
 FLAGS: Final = ("-std=c++17", *_FLAGS.split(), "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
 # flags that find more mistakes, or make it faster; not every compiler has all of them
 OPTIONAL: Final = (
@@ -143,11 +143,12 @@ def _library_of(source: CudaSource) -> Path:
 def _compile(source: CudaSource, path: Path) -> None:
     cxx = compiler()
     assert cxx is not None
+    header = _precompiled()
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
         wrapper, library = Path(made, "kernels.cpp"), Path(made, "kernels.so")
         Path(made, lookup_tables.NAME).write_text(lookup_tables.header())
         wrapper.write_text(
-            f'#include "{HEADER}"\nnamespace {{\n#include "{SRC / source.file}"\n}}\n'
+            f'#include "{header}"\nnamespace {{\n#include "{SRC / source.file}"\n}}\n'
         )
         defines = [f"-D{name}={value}" for name, value in source.defines]
         paths = [f"-I{SRC}", f"-I{made}", f'-DLAMELLA_GRID="{HEADER}"']
@@ -157,15 +158,36 @@ def _compile(source: CudaSource, path: Path) -> None:
         library.replace(path)  # another process may have made the same one
 
 
+def _precompiled() -> Path:
+    """A header that only includes `HEADER`. With the file beside it, `.gch`, g++ reads it faster."""
+    path = folder() / f"grid-{_hash(HEADERS)}.hpp"
+    compiled = path.with_name(path.name + ".gch")
+    if not compiled.exists():
+        cxx = compiler()
+        assert cxx is not None
+        path.write_text(f'#include "{HEADER}"\n')
+        with tempfile.TemporaryDirectory(dir=path.parent) as made:
+            new = Path(made, compiled.name)
+            if run(cxx, *flags(), "-x", "c++-header", path, "-o", new).returncode == 0:
+                new.replace(compiled)  # another process may have made the same one
+    return path
+
+
 def _processor() -> tuple[str, str]:
     return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
 
 
 def _key(source: CudaSource) -> str:
+    files = (*HEADERS, *_files(SRC / source.file, set()))
+    return _hash(files, str(source), lookup_tables.header())
+
+
+def _hash(files: Iterable[Path], *parts: str) -> str:
+    """A hash of files, other parts, and the compiler."""
     key = hashlib.sha256()
-    for part in (version(), *flags(), *_processor(), str(source), lookup_tables.header()):
-        key.update(str(part).encode() + b"\0")
-    for path in (*HEADERS, *_files(SRC / source.file, set())):
+    for part in (version(), *flags(), *_processor(), *parts):
+        key.update(part.encode() + b"\0")
+    for path in files:
         key.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
     return key.hexdigest()[:24]
 
@@ -181,7 +203,7 @@ def _files(path: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def _remove_old() -> None:
-    for path in folder().glob("*.so"):
+    for path in folder().glob("*.*"):
         try:
             if path.stat().st_mtime < time() - KEPT_SECONDS:
                 path.unlink()
