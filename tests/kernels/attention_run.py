@@ -7,7 +7,7 @@ There are three sequences with a query for each position; `seq` and `pos` choose
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -124,7 +124,9 @@ def ways(on: Backend, node: Tensor) -> tuple[Way, ...]:
     """The ways in which a backend can compute a node; first the one that it chooses."""
     if on is CPU:
         return 1, 2, 3, 5
-    divisions = DIVISIONS if has_tensor_cores(node) else DIVISIONS_F32
+    divisions: Sequence[Division] = DIVISIONS if has_tensor_cores(node) else DIVISIONS_F32
+    if node.src[0].ne[0] != SHAPE.k:  # for each number of warps and each size, a source is compiled
+        divisions = [d for d in divisions if d.split in (0, attention.SPLIT_WARPS[0])]
     return None, *(d for d in divisions if attention.resident_blocks(node, d, H100))
 
 

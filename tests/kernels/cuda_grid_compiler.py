@@ -159,7 +159,7 @@ def _compile(source: CudaSource, path: Path) -> None:
 
 
 def _precompiled() -> Path:
-    """A header that only includes `HEADER`. With the file beside it, `.gch`, g++ reads it faster."""
+    """A header that includes `HEADER`, with the file from which g++ reads it faster, `.gch`."""
     path = folder() / f"grid-{_hash(HEADERS)}.hpp"
     compiled = path.with_name(path.name + ".gch")
     if not compiled.exists():
