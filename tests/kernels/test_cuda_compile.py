@@ -41,6 +41,7 @@ TOY: Final = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
 HOT_TYPES: Final = (GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q6_K, Q8_0, F16, GGMLType.IQ4_XS)
 HOT_HEADS: Final = (64, 128)  # elements
+HOT_KV: Final = (F16, Q8_0)
 LARGEST_HEAD: Final = 256
 
 Key = tuple[CudaSource, int]
@@ -76,14 +77,13 @@ def attention(head_dim: int, type: GGMLType, n: int) -> Tensor:
     return ops.flash_attn_ext(q, k, k, pages, seq, pos, begin, end, page_size=64, scale=1.0)
 
 
-def hot_nodes() -> Iterator[Tensor]:
-    """Nodes in which models spend most time, in decoding and in prompts."""
-    for type in HOT_TYPES:
-        for n in (1, 512):
-            yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
-    for head_dim in HOT_HEADS:
-        for type, n in product((F16, Q8_0), (1, 512)):
-            yield attention(head_dim, type, n)
+def hot_nodes(full: bool) -> Iterator[Tensor]:
+    """Nodes in which models spend most time, in decoding and in prompts. `full`: more types."""
+    pooled = product(HOT_HEADS, HOT_KV) if full else zip(HOT_HEADS, HOT_KV, strict=True)
+    for type, n in product(HOT_TYPES if full else HOT_TYPES[:2], (1, 512)):
+        yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
+    for (head_dim, type), n in product(pooled, (1, 512)):
+        yield attention(head_dim, type, n)
 
 
 def sources_of(node: Tensor, arch: int = ARCH) -> set[CudaSource]:
@@ -106,12 +106,12 @@ def wanted(full: bool) -> list[Key]:
 
     For one architecture one of each file, the hot sources and the largest attention, for the oldest
     one, which multiplies tiles in another way, the largest attention and one of each file that has
-    several, for the newest one the latter. `full`: all sources for the first one, and one of each
-    file and the hot sources for every architecture.
+    several, for the newest one the latter. `full`: all sources for the first one, one of each file
+    and the hot sources for every architecture, and more hot sources.
     """
     sources = sorted({k.source for k in kernels_in_use()}, key=str)
     files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
-    hot = {s for node in hot_nodes() for s in sources_of(node)}
+    hot = {s for node in hot_nodes(full) for s in sources_of(node)}
     last, largest = {same[-1] for same in files}, largest_heads(ARCH)
     typed = {same[-1] for same in files if len(same) > 1}
     chosen = {(s, ARCH) for s in hot | last | largest}
@@ -120,7 +120,7 @@ def wanted(full: bool) -> list[Key]:
     if full:
         chosen |= {(s, ARCH) for s in sources}
         for arch in (OLDEST, *BETWEEN, NEWEST):
-            own = {s for node in hot_nodes() for s in sources_of(node, arch)}
+            own = {s for node in hot_nodes(full) for s in sources_of(node, arch)}
             chosen |= {(s, arch) for s in own | last}
     return sorted(chosen, key=str)
 
