@@ -11,6 +11,7 @@ from math import gcd
 import numpy as np
 import pytest
 from cuda_grid import needs_compiler
+from cuda_run import FURTHER_TYPES
 from packed_run import bytes_of, exact_product, nmse, random_weights, set_scales
 from quantized_blocks import BLOCK
 from quantized_run import (
@@ -42,6 +43,23 @@ each_kernel = pytest.mark.parametrize("kernel", [FEW, WIDE, SPLIT], ids=str)
 few_and_many = pytest.mark.parametrize("kernel", [FEW, SPLIT], ids=str)
 
 
+def each_type_with(*kernels: Kernel) -> pytest.MarkDecorator:
+    """All types with these kernels. --full adds `SPLIT` for types that only unpack differently."""
+    return pytest.mark.parametrize(
+        ("kernel", "type"),
+        [
+            pytest.param(
+                kernel,
+                type,
+                marks=pytest.mark.full if kernel is SPLIT and type in FURTHER_TYPES else (),
+                id=f"{kernel}-{type.name}",
+            )
+            for kernel in kernels
+            for type in TYPES
+        ],
+    )
+
+
 # --- products ---
 
 
@@ -52,8 +70,7 @@ def test_products_are_near_those_of_float_columns(kernel: Kernel, type: GGMLType
     assert nmse(product(kernel, w, x).view(np.float32), exact_product(w, x)) <= 1e-4
 
 
-@each_type(TYPES)
-@few_and_many
+@each_type_with(FEW, SPLIT)
 def test_rows_may_begin_anywhere(kernel: Kernel, type: GGMLType) -> None:
     # rows of 160 values are no multiple of 16 bytes in any type, rows of 256 not in Q6_K.
     # Tiles need multiples of 1, 2 or 4 bytes, depending on the block size
@@ -114,8 +131,7 @@ def test_room_for_the_grid_in_shared_memory(type: GGMLType) -> None:
 # --- numbers of all kinds ---
 
 
-@each_type(TYPES)
-@each_kernel
+@each_type_with(FEW, WIDE, SPLIT)
 def test_extreme_blocks_and_columns(kernel: Kernel, type: GGMLType) -> None:
     # each value and inner scale is the largest or the smallest possible
     bytes = np.array([0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0], np.uint8)
