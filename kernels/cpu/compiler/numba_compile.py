@@ -6,10 +6,11 @@ Tested by tests/kernels/test_cpu_objects.py and tests/kernels/test_cpu_simd_vect
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import binding
 from numba import njit, types
@@ -24,6 +25,7 @@ from .isa import target
 from .objects import target_machine
 
 Function = Callable[..., Any]
+COLLECT_AFTER: Final = (50_000, 20, 100)  # new objects, then collections of each generation
 
 
 def type_of(thing: Any) -> Any:
@@ -99,7 +101,7 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
         Exception: any error of Numba if it cannot compile the function.
     """
     signature = ((types.int64,) * n_args, types.void)
-    with global_compiler_lock, _own_codegen():
+    with global_compiler_lock, _own_codegen(), _rare_collections():
         result = CFunc(function, signature, {}, {"error_model": "numpy"})._compile_uncached()
         result.library._ensure_finalized()  # links the functions that it calls
     module = binding.parse_assembly(result.library.get_llvm_str())
@@ -142,6 +144,17 @@ def _own_codegen() -> Iterator[None]:
         yield
     finally:
         context._internal_codegen = before
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for garbage less often: Numba makes many objects, which live for long."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT_AFTER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _entry(name: str, native: str, n_args: int) -> str:
