@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import cuda_run
 import numpy as np
 import numpy.typing as npt
+import pytest
 from packed_run import bytes_of, random_weights
 from quantized_blocks import BLOCK, CHUNK, F32Array, IntArray, unpacked
 from reference_run import Array, ids, leaf, locate, normal, place
 
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.ops import matrix, tensor_core
+from lamella.kernels.cuda.ops.quantized import TYPES
 from lamella.kernels.cuda.ops.tensor_core import TILES, Tile
 
 Bits = npt.NDArray[np.uint32]
@@ -52,6 +54,22 @@ FEW: Final = Kernel(None, 8)
 WIDE: Final = Kernel(TILES[0], 9)
 SPLIT: Final = Kernel(Tile(2, 2, 1, 2), 9)  # its warps share the chunks of K
 assert SPLIT.tile in TILES
+
+
+def each_type_with(*kernels: Kernel) -> pytest.MarkDecorator:
+    """All types with these kernels. --full adds `SPLIT` for types that only unpack differently."""
+
+    def marks(kernel: Kernel, type: GGMLType) -> Any:
+        return pytest.mark.full if kernel is SPLIT and type in cuda_run.FURTHER_TYPES else ()
+
+    return pytest.mark.parametrize(
+        ("kernel", "type"),
+        [
+            pytest.param(kernel, type, marks=marks(kernel, type), id=f"{kernel}-{type.name}")
+            for kernel in kernels
+            for type in TYPES
+        ],
+    )
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from math import gcd
 import numpy as np
 import pytest
 from cuda_grid import needs_compiler
-from cuda_run import FURTHER_TYPES
 from packed_run import bytes_of, exact_product, nmse, random_weights, set_scales
 from quantized_blocks import BLOCK
 from quantized_run import (
@@ -22,6 +21,7 @@ from quantized_run import (
     WIDE,
     Kernel,
     copied,
+    each_type_with,
     expected,
     lengths,
     of_each_expert,
@@ -41,23 +41,6 @@ pytestmark = needs_compiler
 
 each_kernel = pytest.mark.parametrize("kernel", [FEW, WIDE, SPLIT], ids=str)
 few_and_many = pytest.mark.parametrize("kernel", [FEW, SPLIT], ids=str)
-
-
-def each_type_with(*kernels: Kernel) -> pytest.MarkDecorator:
-    """All types with these kernels. --full adds `SPLIT` for types that only unpack differently."""
-    return pytest.mark.parametrize(
-        ("kernel", "type"),
-        [
-            pytest.param(
-                kernel,
-                type,
-                marks=pytest.mark.full if kernel is SPLIT and type in FURTHER_TYPES else (),
-                id=f"{kernel}-{type.name}",
-            )
-            for kernel in kernels
-            for type in TYPES
-        ],
-    )
 
 
 # --- products ---

@@ -16,6 +16,7 @@ from quantized_run import (
     SPLIT,
     WIDE,
     Kernel,
+    each_type_with,
     expected,
     gated,
     lengths,
@@ -30,7 +31,6 @@ from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.ops import tensor_core
 from lamella.kernels.cuda.ops.experts import GROUP_THREADS
-from lamella.kernels.cuda.ops.quantized import TYPES
 from lamella.kernels.cuda.ops.tensor_core import GATED_TILES, TILES, Tile
 
 pytestmark = needs_compiler
@@ -42,8 +42,7 @@ assert GATED_SPLIT in GATED_TILES
 # --- products ---
 
 
-@each_type(TYPES)
-@pytest.mark.parametrize("kernel", [WIDE, SPLIT], ids=str)
+@each_type_with(WIDE, SPLIT)
 def test_bits_are_the_twin_s(kernel: Kernel, type: GGMLType) -> None:
     for k in lengths(type):
         w, x = weights(type, N_ROWS, k), normal(29, k, seed=1)
