@@ -167,7 +167,8 @@ MISSING: Final = [
     for name in EMULATED
     if not all(host_features().get(feature, False) for feature in features_of(name))
 ]
-RARE: Final = ("avx512", "avx512_bf16", "neon_dotprod")
+# emulated with --full alone: their instructions are among those of the others, or narrower ones
+RARE: Final = ("avx512", "avx512_bf16", "avx2_vnni", "neon_dotprod")
 # Compiling takes long. These differ from another ISA only in their products of bytes
 SAME_BUT_DOTS: Final = ("avx512", "avx2_vnni", "neon_i8mm", "neon_dotprod")
 # the cases of an ISA. --full: all of a real one, "some" of an emulated one
