@@ -37,14 +37,14 @@ SIZES = ((4096, 64, 5), (100_000, 32, 2), (512, 48, 3))
 
 
 @pytest.mark.parametrize(
-    ("path", "shape"), combinations(MODELS, itertools.product([-1, 1, 0], SIZES)), indirect=["path"]
+    ("path", "n_gpu_layers", "sizes"), combinations(MODELS, [-1, 1, 0], SIZES), indirect=["path"]
 )
 def test_no_graph_needs_more_than_is_reserved(
-    gpus: Gpus, path: Path, shape: tuple[int, tuple[int, int, int]]
+    gpus: Gpus, path: Path, n_gpu_layers: int, sizes: tuple[int, int, int]
 ) -> None:
     """Smaller batches need more in two cases: attention divides positions among blocks, and the
     CPU computes batches too small for op offload."""
-    n_gpu_layers, (n_ctx, n_ubatch, n_seq_max) = shape
+    n_ctx, n_ubatch, n_seq_max = sizes
     place = placed(cpu(), (gpus.first,), n_gpu_layers=n_gpu_layers)
     params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_parallel=n_seq_max)
     with open_gguf(path, header_only=True) as file, STRICT.set(1):

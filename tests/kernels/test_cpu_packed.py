@@ -10,6 +10,7 @@ from itertools import product as pairs_of
 import cpu_run
 import numpy as np
 import pytest
+from matrix import combinations
 from packed_run import (
     SCALES_OF_8_BITS,
     bytes_of,
@@ -175,8 +176,7 @@ def test_products_are_near_those_of_float_columns(type: GGMLType) -> None:
 # --- special numbers ---
 
 
-@each_type(FORMATS)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("type", "value"), combinations(FORMATS, [np.nan, np.inf, -np.inf]))
 def test_inf_and_nan_stay_in_their_column(type: GGMLType, value: float) -> None:
     x = normal(21, 256, seed=1)
     weights = packed(random_weights(type, 33, 256))
@@ -192,16 +192,16 @@ def test_inf_and_nan_stay_in_their_column(type: GGMLType, value: float) -> None:
         assert np.isnan(found).all() or not np.isnan(value)
 
 
-@each_type(FORMATS)
-@pytest.mark.parametrize("scale", [1e30, 1e20, 1e-20, 1e-28, 0.0, -0.0])
+@pytest.mark.parametrize(
+    ("type", "scale"), combinations(FORMATS, [1e30, 1e20, 1e-20, 1e-28, 0.0, -0.0])
+)
 def test_columns_of_any_size(type: GGMLType, scale: float) -> None:
     plain, x = random_weights(type, 17, 256), normal(5, 256, seed=1) * scale
     found = cpu_run.compute(ops.mul_mat(packed(plain), leaf(x)))
     assert nmse(found / (scale or 1), product(plain, x) / (scale or 1)) <= LIMIT
 
 
-@each_type(FORMATS)
-@pytest.mark.parametrize("scale", [1e-35, 1e-42])
+@pytest.mark.parametrize(("type", "scale"), combinations(FORMATS, [1e-35, 1e-42]))
 def test_columns_too_small_to_be_scaled(type: GGMLType, scale: float) -> None:
     weights = packed(random_weights(type, 17, 256))
     found = cpu_run.compute(ops.mul_mat(weights, leaf(normal(5, 256, seed=1) * scale)))
@@ -216,8 +216,10 @@ def test_each_32_values_have_their_own_scale(type: GGMLType) -> None:
     assert nmse(found, product(plain, x)) <= LIMIT
 
 
-@each_type([t for t in QUANTIZED if t not in SCALES_OF_8_BITS])  # those are finite
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("type", "value"),  # scales of 8 bits are finite
+    combinations([t for t in QUANTIZED if t not in SCALES_OF_8_BITS], [np.nan, np.inf]),
+)
 def test_bad_scales_stay_in_their_row(type: GGMLType, value: float) -> None:
     plain, x = random_weights(type, 40, 256), leaf(normal(5, 256, seed=1))
     whole = columns_of(ops.mul_mat(packed(plain), x))
