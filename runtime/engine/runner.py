@@ -189,6 +189,7 @@ class Runner:
     def _run_calls(self) -> None:
         calls = self._queue.take_calls()
         if calls:
+            self._ahead.drop()  # they may compute, in the memory of its inputs
             self._synchronize()
             self.prefixes.lack(None)
         for call in calls:

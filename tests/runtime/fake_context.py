@@ -98,10 +98,11 @@ class Write(NamedTuple):
 
 
 class PreparedBatch(NamedTuple):
-    """A batch whose inputs are written, and the cells that they name."""
+    """A batch whose inputs are written, the cells that they name, and the steps decoded before."""
 
     batch: Batch
     cells: list[int]
+    n_steps: int
 
 
 def _cells_of(batch: Batch) -> list[int]:
@@ -199,15 +200,19 @@ class FakeContext:
         return batch
 
     def prepare_rows(self, batch: Batch) -> PreparedBatch:
-        return PreparedBatch(batch, _cells_of(batch))
+        return PreparedBatch(batch, _cells_of(batch), len(self.steps))
 
     def start_prepared(self, prepared: PreparedBatch) -> Batch:
         assert prepared.cells == _cells_of(prepared.batch), "cells have changed since"
+        assert len(self.steps) == prepared.n_steps + 1, "another step has written its inputs"
         self.n_prepared += 1
         return self.start_rows(prepared.batch)
 
     def read_rows(self, batch: Batch) -> list[Row]:
         return self.decode_rows(batch)
+
+    def synchronize(self) -> None:
+        """Nothing is in flight: what has started is computed when it is read."""
 
     def decode_rows(self, batch: Batch) -> list[Row]:
         outputs = [(run.n_top, mask) for run in batch.runs for mask in run.all_masks]

@@ -3,8 +3,10 @@ the end of its text."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from fake_context import (
 
 from lamella.base.errors import BackendError, CancelledError
 from lamella.base.settings import NO_OVERLAP
+from lamella.model.batch import Batch
 from lamella.model.chat.formats import Marks
 from lamella.model.layer_memory import Window
 from lamella.runtime.engine.engine import Engine
@@ -256,6 +259,39 @@ def test_a_row_is_dropped_if_its_text_goes_on_with_another_token(
         found.append([sink.tokens for sink in sinks])
         assert (len(dropped) > 0) == aside
     assert found[0] == found[1]
+
+
+def test_a_call_may_use_the_context_between_two_steps() -> None:
+    """It overwrites the inputs of a step that was prepared."""
+    context, calls = FakeContext(aside=True, tops=True), list[Thread]()
+    engine = make_engine(context)
+
+    def work(_: object) -> None:
+        seq = context.pool.new_sequence()
+        context.append(seq, 1)
+        batch = Batch()
+        batch.add([5], seq, 0, 1)
+        context.decode(batch)
+        seq.free()
+
+    def call(step: int) -> None:
+        if step in (5, 12) and len(calls) < 2:
+            calls.append(Thread(target=engine.call, args=(work,)))
+            calls[-1].start()
+            while engine._queue.only_waits:
+                time.sleep(0.001)
+
+    context.on_decode = call
+    sink = Recorder()
+    one = job(sink, ignore_eos=True, n_predict=30)
+    engine.submit(replace(one, params=replace(one.params, speculative=NO_GUESSES)))
+    engine.start()
+    assert sink.result().n_predicted == 30
+    for thread in calls:
+        thread.join()
+    engine.close()
+    assert sink.tokens == TOKENS[:30]
+    assert context.n_prepared > 10 and len(calls) == 2
 
 
 def test_closing_tells_the_last_tokens() -> None:
