@@ -74,10 +74,10 @@ class Ahead:
         return following
 
     def drop_outputs(self, plan: BatchPlan) -> None:
-        """Drop the rows of an early step whose texts do not go on as it was started."""
+        """Drop the rows of an early step whose texts do not go on, or end, as it was started."""
         outputs, plan.outputs = plan.outputs, []
         for output, run in zip(outputs, plan.batch.runs, strict=True):
-            if output.ticket.settled or output.follows(run.tokens[0]):
+            if output.follows(run.tokens[0]):
                 plan.outputs.append(output)
             else:
                 self._unsure.again(output.ticket)

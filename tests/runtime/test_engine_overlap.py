@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_context import (
+    PIECES,
     FakeContext,
     Recorder,
     expected,
@@ -259,6 +260,35 @@ def test_a_row_is_dropped_if_its_text_goes_on_with_another_token(
         found.append([sink.tokens for sink in sinks])
         assert (len(dropped) > 0) == aside
     assert found[0] == found[1]
+
+
+def test_a_token_that_was_not_evaluated_is_not_shared() -> None:
+    """A text ends with a token that is forced, when the next step has started with the sampled
+    one: its time is over at the begin of the message that ends its reasoning."""
+    context = FakeContext(aside=True, tops=True)
+    context.on_decode = lambda step: time.sleep(0.002)
+    params = request(
+        *(sampling(1),),
+        ignore_eos=True,
+        reasoning_budget=9,
+        reasoning_budget_message="\n",
+        t_max_predict_ms=1,
+    )
+    params = replace(params, speculative=NO_GUESSES)
+    marks = Marks("xy", "zz")
+    thinking = Thinking(marks=(marks,), opened=marks)
+    sink, later = Recorder(), Recorder()
+    with running(
+        context, Job(prompt=PROMPT, params=params, sink=sink, thinking=thinking)
+    ) as engine:
+        assert sink.result().stop_type is StopType.LIMIT
+        newline = PIECES.index(b"\n")
+        assert sink.tokens == [*TOKENS[:9], newline] and TOKENS[9] != newline
+        assert context.n_prepared > 5
+        prompt = (*PROMPT, *sink.tokens, 5, 6)
+        engine.submit(job(later, *prompt, n_predict=8))
+        later.result()
+    assert later.tokens == expected(prompt, sampling(1), 8)
 
 
 def test_a_call_may_use_the_context_between_two_steps() -> None:
