@@ -333,6 +333,7 @@ class Context(GraphContext):
         graph.set_tokens(ubatch)
         try:
             self._launch(graph)
+            self.n_reused += 1
         except BaseException:
             self._synchronize_after_error()
             raise

@@ -396,8 +396,9 @@ class Runner:
             first = [rows[output.row] for output in outputs]
         now = time.perf_counter()
         tokens = self._sampler.sample(outputs, first, masks, 0, now)
-        self._start_next(tokens)
+        # before the next step, which has hidden states of its own
         self._speculation.computed(plan.tickets(), plan.batch)
+        self._start_next(tokens)
         self.counters.n_masks += len(masks)
         self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
         self.counters.stepped(len(self.running))

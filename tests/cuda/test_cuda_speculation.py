@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpus import Gpus
+from draft_world import texts
+from gpus import Gpus, emulated_gpus
+from nextn_models import write_nextn
 from open_params import open_params
 from random_texts import Guessing, Request, compare, random_request, replace_controller
 from tiny_models import TINY, write_model
@@ -15,7 +18,7 @@ from tiny_models import TINY, write_model
 from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.model.batch import Batch
-from lamella.model.context import Context, Started
+from lamella.model.context import Context, Prepared, Started
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 
@@ -70,3 +73,33 @@ def test_guesses_move_no_work_to_another_device(
         compare(instance, requests, guessing, monkeypatch)
     assert 8 < max(sizes) <= most
     assert op_offload or max(sizes) > 16
+
+
+def test_a_block_sees_all_hidden_states(
+    gpus: Gpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps without room for guesses, too: the next one starts early."""
+    write_nextn(TINY["llama"], path := tmp_path / "m.gguf", GGMLType.Q8_0)
+    n_early = 0
+    start_prepared = Context.start_prepared
+
+    def counted(self: Context, prepared: Prepared) -> Started:
+        nonlocal n_early
+        n_early += 1
+        return start_prepared(self, prepared)
+
+    monkeypatch.setattr(Context, "start_prepared", counted)
+    options: dict[str, Any] = {
+        "n_gpu_layers": -1,
+        "n_ubatch": 2,
+        "n_parallel": 2,
+        "draft_mtp": True,
+    }
+    large = nullcontext(gpus) if gpus.is_real else emulated_gpus(1, 2**29)
+    with large as found, monkeypatch.context() as patch:
+        patch.setattr(devices, "find_cuda", lambda: found.registry)
+        with opened(path, found, **options) as instance:
+            texts(instance, [[1, 5], [1, 6]], n_predict=12, spec_type="draft-mtp")
+            block = instance.engine.draft_model
+            assert block is not None and not block.is_broken
+    assert n_early > 3
