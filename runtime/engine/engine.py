@@ -200,7 +200,7 @@ class Engine:
         self._queue.cancel(ticket)
 
     def pause(self, ticket: Ticket) -> None:
-        """Give a job no more tokens until `resume`: at most one more comes.
+        """Give a job no more tokens until `resume`: at most two more come.
 
         A paused job keeps its pages and its place until another job needs them.
         """
