@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -374,6 +375,8 @@ class Runner:
         try:
             rows = self._rows_of(plan)
         except Exception as e:
+            with suppress(Exception):  # the first error counts, not what follows
+                self._context.synchronize()
             self._ahead.drop()
             self._delivery.tell()
             self._masks.take()

@@ -26,6 +26,7 @@ from lamella.base.errors import BackendError, CancelledError
 from lamella.base.settings import NO_OVERLAP
 from lamella.model.batch import Batch
 from lamella.model.chat.formats import Marks
+from lamella.model.kv_sequence import KVSequence
 from lamella.model.layer_memory import Window
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Job, StopType
@@ -148,6 +149,32 @@ def test_a_step_that_cannot_start_loses_no_token() -> None:
     with running(context, job(sink, ignore_eos=True)):
         sink.error()
     assert sink.tokens == TOKENS[:N]
+
+
+def test_a_step_is_over_before_its_jobs_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step cannot be prepared, so its rows are not read: it may still use the pages."""
+    context, log = FakeContext(aside=True), list[str]()
+
+    def fail(_: object) -> None:
+        log.append("prepare")
+        raise BackendError("no inputs")
+
+    monkeypatch.setattr(context, "prepare_rows", fail)
+    monkeypatch.setattr(context, "synchronize", lambda: log.append("synchronize"))
+    monkeypatch.setattr(KVSequence, "free", free_logged(KVSequence.free, log))
+    sink = Recorder()
+    with running(context, job(sink, ignore_eos=True)):
+        assert "no inputs" in str(sink.error())
+    at = log.index("prepare")
+    assert log[at : at + 3] == ["prepare", "synchronize", "free"]
+
+
+def free_logged(free: Callable[[KVSequence], None], log: list[str]) -> Callable[[KVSequence], None]:
+    def logged(self: KVSequence) -> None:
+        log.append("free")
+        free(self)
+
+    return logged
 
 
 def tokens_of(engine: Engine, prompt: Sequence[int]) -> list[int]:
