@@ -38,7 +38,8 @@ class Chain(Protocol):
         Args:
             logits: raw logits [n_vocab]; with `ids`, the n largest of them in descending order.
             u: a number in [0, 1); None: the next random number of the chain.
-            ids: the tokens of `logits` [n]. The first step must then drop all other tokens.
+            ids: the tokens of `logits` [n]. The steps must then drop all other tokens: the first
+                one, or the one after biases that lower logits.
             mask: the allowed tokens; only without `ids`.
 
         Raises:

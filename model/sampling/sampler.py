@@ -76,14 +76,21 @@ class Sampler:
         self._steps = [step for _, step in chain if step is not None]
         self._memories = [s for s in self._steps if isinstance(s, RepeatPenalties | DryPenalty)]
         self.remembers = bool(self._memories)
-        self._greedy = _is_greedy(params, {name for name, step in chain if step is not None})
-        self.n_top = 1 if self._greedy else _n_kept(self._steps)
+        # a token whose logit is lowered may be among the largest before
+        n_lowered = _n_lowered(self._steps)
+        self._n_before = 1 if n_lowered else 0  # steps before the choice of the largest
+        active = {name for name, step in chain if step is not None}
+        self._greedy = _is_greedy(params, active - {"logit_bias"} if n_lowered else active)
+        n_kept = 1 if self._greedy else _n_kept(self._steps[self._n_before :])
+        self.n_top = n_kept + n_lowered if n_kept else 0
         _ = self.chain  # made now, so that the first token is not slower
 
     @cached_property
     def chain(self) -> Chain:
-        """The steps; of a greedy sampler, only the choice of the largest logit."""
-        steps = [partial(top_k, k=1)] if self._greedy else self._steps
+        """The steps; of a greedy sampler, only the choice of the largest logit, after biases."""
+        steps = self._steps
+        if self._greedy:
+            steps = [*steps[: self._n_before], partial(top_k, k=1)]
         if NO_JIT():
             return NumpyChain(steps, self.seed)
         return NativeChain(steps, self._n_vocab, self.seed)
@@ -204,6 +211,15 @@ def _is_greedy(params: SamplingParams, active: set[str]) -> bool:
     """True if the chain always ends with the largest raw logit, so that it need not run."""
     fixed = params.temperature <= 0 and params.dynatemp_range <= 0
     return fixed and "temperature" in active and _KEEP_THE_LARGEST.issuperset(active)
+
+
+def _n_lowered(steps: Sequence[SamplerStep]) -> int:
+    """Return of how many tokens the first step lowers the logit; 0 if it also raises some."""
+    first = steps[0] if steps else None
+    if not isinstance(first, partial) or first.func is not logit_bias:
+        return 0
+    biases: F32Array = first.keywords["biases"]
+    return len(biases) if (biases <= 0).all() else 0
 
 
 def _n_kept(steps: Sequence[SamplerStep]) -> int:

@@ -50,7 +50,9 @@ def leading_top_k(rng: random.Random, n_vocab: int) -> SamplingParams:
         values["top_k"] = rng.choice([1, 2, 5, 40, 200, 1000])
         if rng.random() < 0.2:
             values |= {"samplers": ("min_p", "temperature"), "temperature": 0, "dynatemp_range": 0}
-        p = SamplingParams(**values | {"logit_bias": ()})
+        lowered = rng.sample(range(n_vocab), min(rng.choice([0, 0, 1, 4]), n_vocab - 1))
+        biases = [(token, rng.choice([-INF, -INF, -3.0, 0.0])) for token in lowered]
+        p = SamplingParams(**values | {"logit_bias": biases})
         if Sampler(p, VOCABS[n_vocab]).n_top:
             return p
 
@@ -116,7 +118,12 @@ def test_whole_rows_and_top_logits_can_alternate() -> None:
         ({"dry_multiplier": 0.8}, 0),
         ({"top_n_sigma": 1}, 0),
         ({"logit_bias": [(3, 1.0)]}, 0),
-        ({"logit_bias": [(3, -INF)], "temperature": 0}, 0),
+        ({"logit_bias": [(3, -1.0), (4, -INF)]}, 42),
+        ({"logit_bias": [(3, -1.0), (3, 2.0)]}, 0),
+        ({"logit_bias": [(3, -INF)], "temperature": 0}, 2),
+        ({"logit_bias": [(3, -INF), (4, 1.0)], "temperature": 0}, 0),
+        ({"logit_bias": [(3, -INF)], "top_k": 0}, 0),
+        ({"logit_bias": [(3, -INF)], "repeat_penalty": 1.1}, 0),
         ({"samplers": ("min_p", "top_k")}, 0),
         ({"samplers": ("temperature", "top_k")}, 0),
         ({"samplers": ("top_k", "penalties", "dry"), "repeat_penalty": 2, "dry_multiplier": 1}, 40),
