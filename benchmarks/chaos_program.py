@@ -23,7 +23,7 @@ SLOW_SECONDS: Final = 0.02  # a text of a whole context takes long, one of a few
 
 def set_up(fault_file: Path) -> None:
     """Let steps and the clock look at the file."""
-    decode_rows, clock = Context.decode_rows, time.time
+    start_rows, clock = Context.start_rows, time.time
 
     def faulty_step(*args: Any, **options: Any) -> Any:
         match fault_file.read_text():
@@ -35,12 +35,12 @@ def set_up(fault_file: Path) -> None:
                 raise RuntimeError("the device is lost")
             case "die":
                 raise SystemExit("the engine's thread ends")
-        return decode_rows(*args, **options)
+        return start_rows(*args, **options)
 
     def faulty_clock() -> float:
         return clock() + {"back": -DAY, "ahead": DAY}.get(fault_file.read_text(), 0.0)
 
-    Context.decode_rows = faulty_step  # type: ignore[method-assign]
+    Context.start_rows = faulty_step  # type: ignore[method-assign]
     time.time = faulty_clock
 
 

@@ -375,24 +375,10 @@ class Runner:
         try:
             rows = self._rows_of(plan)
         except Exception as e:
-            with suppress(Exception):  # the first error counts, not what follows
-                self._context.synchronize()
-            self._ahead.drop()
-            self._delivery.tell()
-            self._masks.take()
-            self._fail_in_flight(e)
-            self._end_step()
+            self._fail_step(e)
             return 0
         masks = self._masks.take()
-        # jobs with outputs have no tokens in flight any more
-        in_flight = self._context.in_flight
-        done = {output.ticket for output in plan.outputs} if in_flight else ()
-        self._in_flight = [t for t in self._in_flight if t not in done] if in_flight else []
-        self._end_step()
-        for ticket in plan.prefilled:
-            self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
-        for ticket in plan.prefilled:
-            self._prefilled(ticket)
+        in_flight = self._note_computed(plan)
         outputs = [output for output in plan.outputs if not output.ticket.settled]
         first = rows
         if len(outputs) != len(rows):
@@ -404,7 +390,6 @@ class Runner:
         self._start_next(tokens)
         self.counters.n_masks += len(masks)
         self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
-        self.counters.stepped(len(self.running))
         if not in_flight:
             self._pulse.computed()
             self.prefixes.tree.confirm()
@@ -412,6 +397,29 @@ class Runner:
         if self._next is not None:
             self._ahead.drop_outputs(self._next)
         return n_tokens
+
+    def _note_computed(self, plan: BatchPlan) -> bool:
+        """Note that the outputs of a batch are computed: jobs with outputs have nothing in flight.
+        Return True if others have."""
+        self.counters.stepped(len(self.running))
+        in_flight = self._context.in_flight
+        done = {output.ticket for output in plan.outputs} if in_flight else ()
+        self._in_flight = [t for t in self._in_flight if t not in done] if in_flight else []
+        self._end_step()
+        for ticket in plan.prefilled:
+            self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
+        for ticket in plan.prefilled:
+            self._prefilled(ticket)
+        return in_flight
+
+    def _fail_step(self, error: Exception) -> None:
+        with suppress(Exception):  # the first error counts, not what follows
+            self._context.synchronize()
+        self._ahead.drop()
+        self._delivery.tell()
+        self._masks.take()
+        self._fail_in_flight(error)
+        self._end_step()
 
     def _start_next(self, tokens: Sequence[Sampled]) -> None:
         """Start the next step now, if nothing but these tokens decides about it."""
