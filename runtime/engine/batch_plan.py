@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
 @dataclass(slots=True)
 class BatchPlan:
-    """The batch of one call of `Context.decode_rows`, and the jobs it is for.
+    """The batch of one call of `Context.start_rows`, and the jobs it is for.
 
     `masks` will compute the masks of the outputs with a matcher, in this order. `used` counts the
     tokens of each owner, `n_prompt` those of prompts.
