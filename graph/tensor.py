@@ -21,8 +21,10 @@ INPUT: Final = 1  # written by the user before each computation
 OUTPUT: Final = 2  # read by the user after it: its memory is never reused
 BUNDLE: Final = 4  # an input of several parts (views), copied to a device as a whole
 LATE: Final = 8  # an input that the user writes while nodes before its first reader compute
+FEEDING: Final = 16  # an output from which the next run can get inputs on the device
 
 PIECE: Final = 16  # bytes, the unit of the parts of a bundle that are in use
+HEADER: Final = 3  # words of a bundle before the ranges that are in use
 
 Shape = tuple[int, int, int, int]
 Params = TypeVar("Params")
@@ -141,8 +143,10 @@ class Tensor:
     def set_bundle(self) -> Tensor:
         """Mark as an input whose parts are views of it; returns the tensor.
 
-        Its first words (I32) say what is in use: the number of ranges, then the begin and the end
-        of each, in pieces of 16 bytes. 0 ranges: all of it. A device may copy these ranges only.
+        Its first words (I32) say what is in use: the number of ranges; how many words are fed, and
+        the place of the first of them; then the begin and the end of each range, in pieces of 16
+        bytes. 0 ranges: all of it. A device may copy these ranges only. Fed words are replaced on
+        the device, see `set_feeding`.
         """
         self.flags |= INPUT | BUNDLE
         return self
@@ -155,6 +159,16 @@ class Tensor:
     def set_output(self) -> Tensor:
         """Mark as read by the user; returns the tensor."""
         self.flags |= OUTPUT
+        return self
+
+    def set_feeding(self) -> Tensor:
+        """Mark an output I32 [n, n_columns]; returns the tensor.
+
+        If the next run has fed words, they are the first elements of the columns that this run
+        computes. So a run can follow another one before the host knows its results: see
+        `Backend.graph_plan_feeds`.
+        """
+        self.flags |= FEEDING
         return self
 
     def named(self, name: str) -> Tensor:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..alloc.buffer import buffer_of, tensor_read, view_init
 from ..alloc.host import HostBuffer
 from ..graph.graph import Graph
-from ..graph.tensor import PIECE, Tensor
+from ..graph.tensor import HEADER, PIECE, Tensor
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import Scheduler
 from .arch import Architecture, GraphInputs
@@ -194,6 +194,11 @@ class DecodeGraph(StepGraph):
         else:
             self._arrays.tokens[: ubatch.n_tokens] = [run.tokens[0] for run in ubatch.runs]
 
+    def feed_tokens(self, n: int) -> None:
+        """Let the next run take its first `n` tokens from the results of the last one. All other
+        inputs are set."""
+        self._words[1] = n
+
     def set_inputs(self, ubatch: UBatch) -> None:
         """Write a ubatch's tokens, positions, cells and pages.
 
@@ -211,12 +216,12 @@ class DecodeGraph(StepGraph):
         words, places, pos, seqs = self._words, self._places, run.pos, (run.seq,)
         words[places.tokens], words[places.pos] = run.tokens[0], pos
         words[places.seq] = words[places.out_ids] = 0
-        ranges = [1 + len(places.groups), 0, self._n_small]
+        used = [1 + len(places.groups), 0, places.tokens, 0, self._n_small]
         for g, (_, cells, begin, end, window) in enumerate(places.groups):
             words[cells], words[end] = run.seq.pages[g].cell(pos), pos + 1
             words[begin] = 0 if window is None else window.begin(pos)
-            self._set_pages(g, seqs, ranges)
-        words[: len(ranges)] = array("i", ranges)
+            self._set_pages(g, seqs, used)
+        words[: len(used)] = array("i", used)
 
     def _set_tokens(self, ubatch: UBatch) -> None:
         """Write tokens, positions, cells, spans and pages."""
@@ -238,17 +243,17 @@ class DecodeGraph(StepGraph):
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
             tokens[n:] = pos[n:] = 0
             seq[n:] = self.params.n_seqs
-        ranges = [0, 0, self._n_small]  # of the bundle: how many, then each, in pieces
+        used = [0, 0, self._places.tokens, 0, self._n_small]  # see `Tensor.set_bundle`
         for g, group in enumerate(groups):
             group.set(ubatch, g, pos)
-            self._set_pages(g, ubatch.seqs, ranges)
+            self._set_pages(g, ubatch.seqs, used)
             row = self._places.groups[g][0] + self.params.n_seqs * self.inputs.groups[g].pages.ne[0]
             self._words[row] = 0  # the scratch page, of padding tokens
-            ranges += (row // PIECE_WORDS, row // PIECE_WORDS + 1)
-        ranges[0] = len(ranges) // 2
-        self._words[: len(ranges)] = array("i", ranges)
+            used += (row // PIECE_WORDS, row // PIECE_WORDS + 1)
+        used[0] = (len(used) - HEADER) // 2
+        self._words[: len(used)] = array("i", used)
 
-    def _set_pages(self, g: int, seqs: Iterable[KVSequence], ranges: list[int]) -> None:
+    def _set_pages(self, g: int, seqs: Iterable[KVSequence], used: list[int]) -> None:
         """Write the pages of group `g`, and add the ranges of the bundle that have them."""
         words, width = self._words, self.inputs.groups[g].pages.ne[0]
         row = self._places.groups[g][0]
@@ -256,7 +261,7 @@ class DecodeGraph(StepGraph):
             pages = sequence.pages[g]
             first, last = row + pages.first, row + pages.end
             words[first:last] = pages.page_words()
-            ranges += (first // PIECE_WORDS, -(-last // PIECE_WORDS))
+            used += (first // PIECE_WORDS, -(-last // PIECE_WORDS))
             row += width
 
     def _set_others(self, ubatch: UBatch) -> None:

@@ -82,12 +82,12 @@ class TopNodes(NamedTuple):
         entries = ops.reshape(logits, (1, *logits.ne[:2]))
         return cls(
             ops.sum_rows(logits).named("result_sums").set_output(),
-            ids.named("result_top_ids").set_output(),
+            ids.named("result_top_ids").set_output().set_feeding(),
             ops.get_rows(entries, ids).named("result_top_logits").set_output(),
         )
 
 
-class _TopResults(NamedTuple):
+class TopResults(NamedTuple):
     """The results of `TopNodes`, and the same as arrays. The views are of all logits and sums."""
 
     raw: tuple[Bytes, Bytes, Bytes]  # ids, logits, sums
@@ -97,7 +97,7 @@ class _TopResults(NamedTuple):
     all_sums: memoryview
 
     @classmethod
-    def of(cls, ids: Bytes, logits: Bytes, sums: Bytes, n_rows: int) -> _TopResults:
+    def of(cls, ids: Bytes, logits: Bytes, sums: Bytes, n_rows: int) -> TopResults:
         floats = logits.view(np.float32)
         return cls(
             (ids, logits, sums),
@@ -120,7 +120,7 @@ class Outputs:
         self.logits = logits
         self.mask = mask_input(logits) if masked else None
         self.top = TopNodes.of(logits, n_top, self.mask) if n_top else None
-        self._known: _TopResults | None = None  # if the host has the results
+        self._known: dict[int, TopResults] = {}  # by the memory of the ids, if the host has them
         self._rows: TopRows | None = None  # the memory of the last rows
 
     @cached_property
@@ -149,17 +149,22 @@ class Outputs:
         backend.synchronize()
 
     def read_rows(
-        self, n_tops: Sequence[int], masks: Sequence[LateMask | None]
+        self,
+        n_tops: Sequence[int],
+        masks: Sequence[LateMask | None],
+        held: TopResults | None = None,
     ) -> list[Row] | TopRows:
         """Return the first len(n_tops) rows, which are valid until the next call.
 
         Row i is a TopLogits if 0 < n_tops[i] <= `n_top`, else a whole row. A row with a NaN or an
         infinite largest logit is returned whole, so that the sampler can raise an error. So is a
         row without an allowed token. `masks` are those of the graph's run, empty if it has none.
+        `held`: what `hold` returned, if the graph computes again. A whole row then has its largest
+        logit in all places, or NaNs.
         """
         assert self.top is not None, "the graph returns whole rows only"
         n_rows, n_top = len(n_tops), self.top.ids.ne[0]
-        found = self._top_results(self.top, n_rows)
+        found = held or self._top_results(self.top, n_rows)
         logits, sums = found.all_logits, found.all_sums
         are_sound = [isfinite(logits[i * n_top]) and not isnan(sums[i]) for i in range(n_rows)]
         if not masks and all(are_sound) and min(n_tops, default=0) > 0 and max(n_tops) <= n_top:
@@ -171,28 +176,45 @@ class Outputs:
                 m = _n_allowed(found.ids[i], mask())
             if m:
                 rows.append(TopLogits(found.ids[i, :m].copy(), found.logits[i, :m].copy()))
+            elif held is not None:
+                largest = np.nan if isnan(sums[i]) else logits[i * n_top]
+                rows.append(np.full(self.logits.ne[0], largest, np.float32))
             else:
                 rows.append(self._whole_row(i))
         return rows
 
-    def _top_results(self, top: TopNodes, n_rows: int) -> _TopResults:
+    def hold(self) -> TopResults | None:
+        """Where a run that has started puts the largest logits, to be read when another run has
+        followed it (`Scheduler.follow_async`); None if the host does not have them."""
+        return None if self.top is None else self._in_place(self.top)
+
+    def _top_results(self, top: TopNodes, n_rows: int) -> TopResults:
         """At least the first `n_rows` rows, in place if the host has them."""
-        known, n_most = self._known, self.logits.ne[1]
+        found = self._in_place(top)
+        if found is not None:
+            return found
+        n_most = self.logits.ne[1]
+        read = [np.empty(n_rows * t.nbytes // n_most, np.uint8) for t in top]
+        for t, out in zip(top, read, strict=True):
+            tensor_read(t, out)
+        sums, ids, logits = read
+        return TopResults.of(ids, logits, sums, n_rows)
+
+    def _in_place(self, top: TopNodes) -> TopResults | None:
+        """All rows; None if the host does not have them."""
         ids = buffer_of(top.ids).in_place(top.ids)
         logits = buffer_of(top.logits).in_place(top.logits)
         sums = buffer_of(top.sums).in_place(top.sums)
         if ids is None or logits is None or sums is None:
-            read = [np.empty(n_rows * t.nbytes // n_most, np.uint8) for t in top]
-            for t, out in zip(top, read, strict=True):
-                tensor_read(t, out)
-            sums, ids, logits = read
-            return _TopResults.of(ids, logits, sums, n_rows)
-        raw = known.raw if known is not None else (None, None, None)
-        if known is None or not (raw[0] is ids and raw[1] is logits and raw[2] is sums):
-            self._known = known = _TopResults.of(ids, logits, sums, n_most)
+            return None
+        known = self._known.get(id(ids))
+        if known is None or known.raw[1] is not logits or known.raw[2] is not sums:
+            if len(self._known) > 1:  # results have other places now
+                self._known.clear()
+            known = self._known[id(ids)] = TopResults.of(ids, logits, sums, self.logits.ne[1])
         return known
 
-    def _copied(self, found: _TopResults, n_rows: int) -> TopRows:
+    def _copied(self, found: TopResults, n_rows: int) -> TopRows:
         """A copy of the first rows, in the same memory each time."""
         rows = self._rows
         if rows is None:

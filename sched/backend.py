@@ -283,6 +283,10 @@ class Backend(ABC):
             BackendError: a kernel failed; later work was not done.
         """
 
+    def check(self) -> None:  # noqa: B027 - optional
+        """Raise an error that work has reported so far, as `synchronize` does. Does not wait.
+        Fallback: nothing."""
+
     @abstractmethod
     def graph_compute(self, graph: Graph) -> None:
         """Compute all nodes in order. All tensors must be in memory that this backend supports."""
@@ -329,6 +333,12 @@ class Backend(ABC):
     def graph_plan_compute(self, plan: Any) -> None:
         """Compute a plan of `graph_plan_create`."""
         self.graph_compute(plan)
+
+    def graph_plan_feeds(self, plan: Any) -> bool:
+        """True if a run of a plan of `graph_plan_with_inputs` can follow its own last run before
+        the host has read the results of that. It takes fed words (`Tensor.set_feeding`), and has
+        other memory for its results in `Buffer.in_place`. Fallback: False."""
+        return False
 
     def graph_plan_profile(self, plan: Any) -> Sequence[CallTime]:
         """Compute a plan, with the same bits, and wait; return its kernel calls with their times.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from .split import Split
 
 EvalCallback = Callable[[Tensor, bool], bool]
 WriteLate = Callable[[], None]
+
+AFTER_ONE: Final = (False, False)  # the key of recorded calls: no late inputs, none released
 
 
 class Executor:
@@ -49,6 +52,7 @@ class Executor:
             b: [b.device.event_new() if n_copies > 1 else None for _ in range(n_copies)]
             for b in backends
         }
+        self._followed: Event | None = None  # the end of the run that another one follows
         self._in_flight: Layout | None = None
         # True if graphs of several layouts are in flight: copies of different layouts may share
         # memory
@@ -94,6 +98,47 @@ class Executor:
             raise
         finally:
             self._write_late = None  # it may keep a graph and its plans
+
+    def can_follow(self, graph: ScheduledGraph) -> bool:
+        """True if a run of `graph` can follow the one that is in flight, see `follow_async`. That
+        must be a run of the same graph, and nothing else may be in flight."""
+        if self.profiler is not None or self.eval_callback is not None or self._is_mixed:
+            return False
+        if self._in_flight is not graph.layout or AFTER_ONE not in graph.recorded:
+            return False
+        splits = [run.split for run in graph.runs]
+        return len(splits) == 1 and splits[0].backend.graph_plan_feeds(splits[0].plan)
+
+    def follow_async(self, graph: ScheduledGraph) -> None:
+        """Start a graph behind its own last run, which may still compute. Both are on one backend,
+        so nothing has to wait. See `Scheduler.follow_async`."""
+        (run,) = graph.runs
+        backend = run.split.backend
+        try:
+            if self._followed is None:
+                self._followed = backend.device.event_new()
+            assert self._followed is not None, f"{backend.name} has no events"
+            backend.event_record(self._followed)
+            for call in graph.recorded[AFTER_ONE].calls:
+                call()
+            self.hazards.used(backend, (*run.buffers, *(buffer_of(t.dst) for t in run.transfers)))
+        except BaseException:
+            self._drain()
+            raise
+
+    def wait_followed(self, graph: ScheduledGraph) -> None:
+        """Wait for the run that another one follows.
+
+        Raises:
+            BackendError: a device failed; no work is in flight any more.
+        """
+        assert self._followed is not None, "no run follows another one"
+        try:
+            self._followed.synchronize()
+            graph.runs[0].split.backend.check()
+        except BaseException:
+            self._drain()
+            raise
 
     def wait_inputs(self, graph: ScheduledGraph) -> None:
         """Wait for work of other graphs in the buffers of this graph's inputs."""

@@ -197,6 +197,25 @@ class Scheduler:
         """True if a graph's inputs can be written now, though work may be in flight."""
         return not self._executor.hazards.is_used({leaf.buffer for leaf in scheduled.inputs})
 
+    def can_follow(self, scheduled: ScheduledGraph) -> bool:
+        """True if a run of the graph can follow its last one, the only work in flight, before the
+        host knows the results of that."""
+        return self.is_current(scheduled) and self._executor.can_follow(scheduled)
+
+    def follow_async(self, scheduled: ScheduledGraph) -> None:
+        """Start the graph behind its last run, with fed inputs; see `can_follow`. The results of
+        the last run stay where they were, `Buffer.in_place`, until the graph follows again; those
+        of this run have other memory.
+
+        Raises:
+            BackendError: a device failed; no work is in flight any more.
+        """
+        self._executor.follow_async(scheduled)
+
+    def wait_followed(self, scheduled: ScheduledGraph) -> None:
+        """Wait for the run before the last `follow_async` only. Raises as `synchronize`."""
+        self._executor.wait_followed(scheduled)
+
     def graph_compute_async(
         self,
         scheduled: ScheduledGraph,

@@ -55,23 +55,26 @@ class CudaEvent(Event):
 
 
 class CapturedPlan:
-    """A plan as a CUDA graph, with its results and the inputs that it copies. `work` is its scratch
-    memory."""
+    """A plan as CUDA graphs, one for each place of its results, and the inputs that it copies.
+
+    Attributes:
+        work: its scratch memory.
+        place: where the last run put the results.
+    """
 
     def __init__(
-        self,
-        plan: CudaPlan,
-        gpu: Gpu,
-        graph: GraphExec,
-        work: Buffer | None,
-        results: Results,
-        bundle: Bundle | None,
+        self, plan: CudaPlan, work: Buffer | None, results: Results, bundle: Bundle | None
     ) -> None:
         self.plan = plan
-        self.graph = graph
+        self.graphs: list[GraphExec] = []
         self.work = work
         self.results = results
         self.bundle = bundle
+        self.place = 0
+
+    def add(self, graph: GraphExec, gpu: Gpu) -> None:
+        """Add a graph, which is freed with the plan."""
+        self.graphs.append(graph)
         weakref.finalize(self, gpu.graph_free, graph).atexit = False
 
 
@@ -130,8 +133,11 @@ class CudaBackend(Backend):
     ) -> CapturedPlan:
         results = Results(graph, self._results)
         plan = self._compile(graph, results)
+        feeding = (
+            None if results.feeding is None else (results.feeding, self._here(results.feeding))
+        )
         bundles = {
-            dst: self._inputs.bundle(src, self._here(dst), self.device.library)
+            dst: self._inputs.bundle(src, self._here(dst), self.device.library, feeding)
             for src, dst in inputs
             if src.flags & BUNDLE
         }
@@ -142,9 +148,13 @@ class CudaBackend(Backend):
                 bundle.launch.submit(self.gpu, self.stream)
             plan.launch(self.gpu, self.stream)
 
-        graph_exec = self._captured(submit)
-        captured = CapturedPlan(plan, self.gpu, graph_exec, self.work, results, bundle)
-        self.gpu.graph_upload(graph_exec, self.stream)  # if that fails, the graph is freed
+        captured = CapturedPlan(plan, self.work, results, bundle)
+        can_feed = bundle is not None and bundle.can_feed and results.step > 0
+        for _ in range(2 if can_feed else 1):
+            captured.add(self._captured(submit), self.gpu)
+            self.gpu.graph_upload(captured.graphs[-1], self.stream)
+            plan.move_results(results.step)
+        plan.move_results(-len(captured.graphs) * results.step)
         if bundle is not None:
             (copy,) = bundles
             self._bundles[copy] = bundle
@@ -170,16 +180,20 @@ class CudaBackend(Backend):
     def graph_plan_compute(self, plan: CapturedPlan) -> None:
         self._given = None  # the plan's own, which it copies
         self._in_flight.add(plan)
-        if self._shown is not plan.results:
-            self._show(plan.results)
-        self.gpu.graph_launch(plan.graph, self.stream)
+        plan.place = (plan.place + 1) % len(plan.graphs)
+        if self._shown is not plan.results or len(plan.graphs) > 1:
+            self._show(plan.results, plan.place)
+        self.gpu.graph_launch(plan.graphs[plan.place], self.stream)
 
-    def _show(self, results: Results | None) -> None:
+    def graph_plan_feeds(self, plan: CapturedPlan) -> bool:
+        return len(plan.graphs) > 1
+
+    def _show(self, results: Results | None, place: int = 0) -> None:
         """Let reads take these results where the host has them, and no others."""
-        if self._shown is not None:
+        if self._shown is not None and self._shown is not results:
             self._shown.hide()
         if results is not None:
-            results.show()
+            results.show(place)
         self._shown = results
 
     def graph_plan_profile(self, plan: CapturedPlan) -> Sequence[CallTime]:
@@ -267,6 +281,9 @@ class CudaBackend(Backend):
         self._in_flight.clear()
         self._staged = 0
         self._may_read = False
+        self.check()
+
+    def check(self) -> None:
         if self._reported[0]:
             call, value, limit, _ = self._reported
             self._reported[0] = 0

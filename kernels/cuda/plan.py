@@ -84,6 +84,7 @@ class CudaPlan:
         slots = [begin + slot for slot in slots]
         self.launches: list[Launch] = []
         self._nodes: dict[int, Tensor] = {}  # by the number of the call
+        self._result_words: list[Words] = []  # of the launches that copy results
         for group in groups_of(self.steps):
             words = np.zeros((MAX_PARTS if len(group) > 1 else 1, N_WORDS), np.int64)
             for step, part in zip(group, words, strict=False):
@@ -93,6 +94,7 @@ class CudaPlan:
                 part[SCRATCH], part[ERROR], part[CALL] = begin, error, number
                 if results and step.call.kernel == TO_HOST:
                     part[0] = results.address_of(step.node)
+                    self._result_words.append(part)
                 part[N_BLOCKS] = step.call.grid[0]
             self.launches.append(_launch_of([step.call for step in group], words, library))
 
@@ -104,6 +106,11 @@ class CudaPlan:
     def launch_one(self, i: int, gpu: Gpu, stream: Stream) -> None:
         """Submit the i-th launch to a stream."""
         self.launches[i].submit(gpu, stream)
+
+    def move_results(self, n_bytes: int) -> None:
+        """Let later launches copy results to another place, so many bytes on."""
+        for words in self._result_words:
+            words[0] += n_bytes
 
     @cached_property
     def parts(self) -> list[Part]:

@@ -3,7 +3,8 @@
 The plan's last kernel copies its outputs there (src/to_host.cu): without it, each output would be a
 copy and a wait. All plans of a backend share this memory. The device's memory has the results, too:
 those of an earlier plan are read there. A large output that other nodes read, such as logits with
-their largest, stays on the device only. Tested by tests/kernels/test_cuda_results.py.
+their largest, stays on the device only. If a run of the plan may follow another one before the host
+has read, they have two places, in turn. Tested by tests/kernels/test_cuda_results.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...alloc.buffer import Bytes, buffer_of
 from ...base.settings import CUDA_READS_RESULTS
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS
-from ...graph.tensor import OUTPUT, Tensor
+from ...graph.tensor import FEEDING, OUTPUT, Tensor
 from ...graph.types import GGMLType
 from .driver import Address
 from .memory import CudaBuffer
@@ -32,24 +33,38 @@ FEW: Final = 64 << 10  # bytes of a result that other nodes read
 
 
 class Results:
-    """The results of one plan: `tensors`, and their places in `memory`, which is pinned."""
+    """The results of one plan, and their places in `memory`, which is pinned.
+
+    Attributes:
+        tensors: the results.
+        feeding: the one that can feed the plan's next run; None: there is none.
+    """
 
     def __init__(self, graph: Graph, memory: Bytes) -> None:
         self.tensors = [] if CUDA_READS_RESULTS() else results_of(graph)
-        begins = accumulate(map(_room, self.tensors), initial=0)
-        self._copies = {
-            t: memory[begin : begin + t.nbytes]
-            for t, begin in zip(self.tensors, begins, strict=False)
-        }
+        self.feeding = next((t for t in self.tensors if t.flags & FEEDING), None)
+        begins = list(accumulate(map(_room, self.tensors), initial=0))
+        self.step = 0  # bytes from a place to the next one; 0: there is one
+        if self.feeding is not None and 2 * begins[-1] <= len(memory):
+            self.step = begins[-1]
+        places = [memory, memory[self.step :]] if self.step else [memory]
+        self._copies = [
+            {
+                t: place[begin : begin + t.nbytes]
+                for t, begin in zip(self.tensors, begins, strict=False)
+            }
+            for place in places
+        ]
         self._shown: list[tuple[Tensor, CudaBuffer]] = []  # where: the graph may move later
 
     def address_of(self, tensor: Tensor) -> Address:
-        """The address of a result's copy."""
-        return int(self._copies[tensor].ctypes.data)
+        """The address of a result's copy in the first place."""
+        return int(self._copies[0][tensor].ctypes.data)
 
-    def show(self) -> None:
+    def show(self, place: int = 0) -> None:
         """Let reads of the results take the copies. The plan's next launch writes them."""
-        for tensor, copy in self._copies.items():
+        self._shown.clear()
+        for tensor, copy in self._copies[place].items():
             buffer = _buffer(tensor)
             buffer.copies[tensor] = copy
             self._shown.append((tensor, buffer))

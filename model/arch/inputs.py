@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from ...graph import GGMLType, Op, Tensor, ops
+from ...graph.tensor import HEADER
 from ..layer_memory import Kind, LayerMemory, group_indices, groups_of, index_of, state_group
 
 ALIGNED: Final = 16  # elements, so that every input begins at a cache line
@@ -41,7 +42,7 @@ class GraphInputs:
     often only a few of their pages are in use.
 
     Attributes:
-        used: I32 [n] the parts of `whole` that are in use, see `Tensor.set_bundle`.
+        used: I32 [n] the parts of `whole` that are in use, and what is fed: `Tensor.set_bundle`.
         tokens: I32 [n_tokens] token ids.
         pos: I32 [n_tokens] position of each token.
         seq: I32 [n_tokens] column of each token's sequence in page tables.
@@ -88,7 +89,7 @@ class GraphInputs:
         a hidden state."""
         one = (n_tokens,)
         groups = [group.name.replace(" ", "_") for group in groups_of(memory)]
-        shapes: dict[str, tuple[int, ...]] = {"used": (3 + 2 * len(groups) * n_seqs,)}
+        shapes: dict[str, tuple[int, ...]] = {"used": (HEADER + 2 + 2 * len(groups) * n_seqs,)}
         shapes |= {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
         shapes |= {"attn_scale": one, "lora_scales": (n_parts, n_tokens)}
         shapes["slots"] = (2, n_tokens if state_group(memory) else 0)

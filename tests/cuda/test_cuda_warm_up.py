@@ -61,7 +61,11 @@ def test_each_graph_is_uploaded_and_runs_once(
     launched = recorded(gpu, "graph_launch", monkeypatch)
     with loaded(shipped_model(), [gpus.first]) as model:
         with NO_WARM_UP.set(0), Context(model, PARAMS) as context:
-            assert made and launched == made == uploaded
+            assert made and made == uploaded
+            assert len(launched) == len(
+                context._graphs
+            )  # one of those with other places of results
+            assert set(launched) <= set(made)
             found = logits(context)
         launched.clear()
         with NO_WARM_UP.set(1), Context(model, PARAMS) as context:

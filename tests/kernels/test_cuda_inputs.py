@@ -16,7 +16,7 @@ from lamella.alloc.buffer import buffer_of
 from lamella.base.errors import BackendError
 from lamella.base.settings import CUDA_COPIES_INPUTS
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
-from lamella.graph.tensor import PIECE
+from lamella.graph.tensor import HEADER, PIECE
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda import inputs as inputs_module
 from lamella.kernels.cuda.backend import CudaBackend
@@ -24,7 +24,7 @@ from lamella.kernels.cuda.registry import open_cuda
 from lamella.sched import Scheduler
 from lamella.sched.profile import Profiler
 
-HEADER = 512  # words
+USED = 512  # words that say what is in use
 N = 2048  # floats after it
 POISON = 0xAB
 
@@ -42,14 +42,14 @@ class World:
         self.scheduler = Scheduler(
             [self.backend, CpuDevice(1).init_backend()], parallel=n_copies > 1
         )
-        self.whole = Tensor(GGMLType.I32, (HEADER + N,), name="inputs").set_bundle()
+        self.whole = Tensor(GGMLType.I32, (USED + N,), name="inputs").set_bundle()
         x = Tensor(
             GGMLType.F32,
             (N,),
             op=Op.VIEW,
             src=(self.whole,),
             view_src=self.whole,
-            view_offs=4 * HEADER,
+            view_offs=4 * USED,
         )
         self.y = ops.add(x, x).set_output()
         self.scheduler.set_tensor_backend(self.y, self.backend)
@@ -66,9 +66,9 @@ class World:
     def write(self, value: float, ranges: Sequence[tuple[int, int]] = ()) -> None:
         """Write all inputs. `ranges` of pieces are in use, or all."""
         words = self.words
-        words[HEADER:].view(np.float32)[:] = value + np.arange(N)
-        words[0] = len(ranges)
-        words[1 : 2 * len(ranges) + 1] = np.array(ranges, np.int32).reshape(-1)
+        words[USED:].view(np.float32)[:] = value + np.arange(N)
+        words[:HEADER] = len(ranges), 0, 0
+        words[HEADER : HEADER + 2 * len(ranges)] = np.array(ranges, np.int32).reshape(-1)
 
     def start(self) -> None:
         self.scheduler.graph_compute_async(self.graph)
@@ -151,8 +151,8 @@ def test_only_what_is_in_use_is_copied(
 ) -> None:
     monkeypatch.setattr(inputs_module, "FEW", few)
     n_pieces, rng = world.whole.nbytes // PIECE, Random(n_ranges)
-    places = sorted(rng.sample(range(HEADER * 4 // PIECE, n_pieces), 2 * n_ranges))
-    ranges = [(0, HEADER * 4 // PIECE), *zip(places[::2], places[1::2], strict=True)]
+    places = sorted(rng.sample(range(USED * 4 // PIECE, n_pieces), 2 * n_ranges))
+    ranges = [(0, USED * 4 // PIECE), *zip(places[::2], places[1::2], strict=True)]
     used = ranges[: n_ranges + 1] if n_ranges else []
     before = np.full(world.whole.nbytes, POISON, np.uint8)
     tensor_set(world.transfer.dst, before)
@@ -228,7 +228,7 @@ def test_inputs_of_a_failed_run_do_no_harm(world: World, monkeypatch: pytest.Mon
 def test_a_bundle_that_is_too_large_is_copied(
     driver: GridDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs_module, "INPUT_BYTES", 4 * (HEADER + N) - 1)
+    monkeypatch.setattr(inputs_module, "INPUT_BYTES", 4 * (USED + N) - 1)
     world = World(driver)
     calls = spied(world.gpu, monkeypatch, "write_async")
     assert world.run(3) == expected(3)

@@ -18,7 +18,7 @@ from weight_types import Type
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
 from lamella.base.settings import NO_REUSE
 from lamella.graph import GGMLType
-from lamella.graph.tensor import PIECE
+from lamella.graph.tensor import HEADER, PIECE
 from lamella.graph.types import KV_TYPES
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compiler import jit
@@ -116,7 +116,8 @@ def test_inputs_say_which_of_them_are_in_use(opened: Open, n_tokens: int) -> Non
     graph.set_inputs(ubatch)
     whole, words = graph.inputs.whole, in_place(graph.inputs.whole)[0].tolist()
     used = set[int]()
-    ranges = words[1 : 1 + 2 * words[0]]
+    assert words[1] == 0 and words[2] == graph.inputs.tokens.view_offs // 4
+    ranges = words[HEADER : HEADER + 2 * words[0]]
     for begin, end in zip(ranges[::2], ranges[1::2], strict=True):
         used |= set(range(begin * PIECE // 4, end * PIECE // 4))
     tables = [group.pages for group in graph.inputs.groups]
