@@ -142,6 +142,11 @@ NO_SPLIT = Switch(
     "1 computes attention of few tokens on a GPU with one warp for each partition of positions, "
     "and does not share partitions among warps.",
 )
+NO_FEED = Switch(
+    "LAMELLA_NO_FEED",
+    0,
+    "1 lets a GPU wait for the host between two steps of greedy texts: it is fed no tokens.",
+)
 NO_OVERLAP = Switch(
     "LAMELLA_NO_OVERLAP",
     0,

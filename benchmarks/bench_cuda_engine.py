@@ -3,8 +3,10 @@
     scripts/bench cuda_engine MODEL.gguf [--texts 1] [--sampled] [--steps 2000] [--turns 5]
 
 The GPU computes nothing. The engine runs texts as the server does, to a piece of text for each
-token. Prints the processor time from the end of a step to the launch of the next one, with
-LAMELLA_NO_OVERLAP off and on in turn. HTTP is not included. Needs no GPU. The last line is JSON.
+token. Prints the processor time from the end of a step to the launch of the next one, 0 if that was
+launched before: as it is, with LAMELLA_NO_FEED and with LAMELLA_NO_OVERLAP in turn. Then all that
+the engine's thread does for a step: a GPU whose steps are shorter waits for it anyway. HTTP is not
+included. Needs no GPU. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 from bench_cuda_host import IdleCompiler, IdleDriver, IdleGpu
 
 from lamella.alloc.buffer import Bytes
-from lamella.base.settings import NO_OVERLAP
+from lamella.base.settings import NO_FEED, NO_OVERLAP
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda.backend import NUMBERS
+from lamella.kernels.cuda.inputs import LINE
 from lamella.kernels.cuda.registry import open_cuda
 from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
@@ -47,23 +53,38 @@ class WatchedGpu(IdleGpu):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[float] = []
-        self._done = 0.0
+        self.launched: list[float] = []
+        self._n_done = 0  # launches that the host knows to be over
+        self._done = 0.0  # since when
+        self._recorded: dict[int, int] = {}  # the launches before each event
         self._pinned: list[Bytes] = []
 
     def alloc_host(self, size: int) -> int:
         address = self.alloc(size)
-        self._pinned.append(self._memory[address])
+        self._pinned = [self._memory[address]]
         return address
 
     def graph_launch(self, *_: Any) -> None:
-        self.waits.append(time.thread_time() - self._done)
-        while self._pinned:  # the results of all steps: the backend has cleared its memory
-            self._pinned.pop()[REPORTS:].view(np.int32)[:] = TOKEN
+        is_idle = self._n_done == len(self.waits)
+        self.launched.append(now := time.thread_time())
+        self.waits.append(now - self._done if is_idle else 0.0)
+        for memory in self._pinned:
+            numbers = memory[NUMBERS : NUMBERS + LINE + 8].view(np.int64)
+            numbers[-1] = numbers[0]  # the inputs have been copied
+            if memory[REPORTS] == 0:  # the backend has cleared it: these are all results
+                memory[REPORTS:].view(np.int32)[:] = TOKEN
+
+    def event_record(self, *args: Any, **_: Any) -> None:
+        self._recorded[args[0]] = len(self.waits)
+
+    def event_synchronize(self, *args: Any) -> None:
+        self._is_over(self._recorded[args[0]])
 
     def stream_synchronize(self, *_: Any) -> None:
-        self._done = time.thread_time()
+        self._is_over(len(self.waits))
 
-    event_synchronize = stream_synchronize
+    def _is_over(self, n: int) -> None:
+        self._n_done, self._done = max(self._n_done, n), time.thread_time()
 
 
 class WatchedDriver(IdleDriver):
@@ -85,8 +106,10 @@ def params_of(args: argparse.Namespace) -> RequestParams:
     )
 
 
-def wait_us(model: LoadedModel, vocab: Vocab, gpu: WatchedGpu, args: argparse.Namespace) -> float:
-    """Median microseconds that the GPU waits for a step with `args.texts` texts."""
+def wait_us(
+    model: LoadedModel, vocab: Vocab, gpu: WatchedGpu, args: argparse.Namespace
+) -> tuple[float, float]:
+    """Median microseconds that the GPU waits for a step with `args.texts` texts, and of a step."""
     n_ctx = (2 * args.steps + 2 * PROMPT_TOKENS) * args.texts
     with Context(model, ContextParams(n_ctx=n_ctx, n_parallel=args.texts)) as context:
         engine = Engine(context, vocab, n_parallel=args.texts, params=EngineParams())
@@ -99,7 +122,10 @@ def wait_us(model: LoadedModel, vocab: Vocab, gpu: WatchedGpu, args: argparse.Na
         while len(gpu.waits) < first + args.steps:
             time.sleep(0.01)
         engine.close()
-    return 1e6 * statistics.median(gpu.waits[first : first + args.steps])
+    launched = gpu.launched[first : first + args.steps]
+    steps = [after - before for before, after in pairwise(launched)]
+    waits = gpu.waits[first : first + args.steps]
+    return round(1e6 * statistics.median(waits), 1), round(1e6 * statistics.median(steps), 1)
 
 
 def main() -> None:
@@ -121,16 +147,17 @@ def main() -> None:
     )
     with open_gguf(args.model) as file:
         vocab = load_vocab(file.metadata)
-    waits: dict[int, list[float]] = {0: [], 1: []}
+    ways = {"as it is": None, NO_FEED.name: NO_FEED, NO_OVERLAP.name: NO_OVERLAP}
+    times = {name: list[tuple[float, float]]() for name in ways}
     for _ in range(args.turns):
-        for off, found in waits.items():
-            with NO_OVERLAP.set(off):
-                found.append(round(wait_us(model, vocab, driver.gpu, args), 1))
+        for name, switch in ways.items():
+            with nullcontext() if switch is None else switch.set(1):
+                times[name].append(wait_us(model, vocab, driver.gpu, args))
     model.free()
-    for off, found in waits.items():
-        when = "before the next step" if off else "while it computes"
-        print(f"{min(found)} us between steps if texts are handled {when}: {found}")
-    print(json.dumps(waits))
+    for name, found in times.items():
+        waits, steps = zip(*found, strict=True)
+        print(f"{name}: {min(waits)} us between steps {waits}, {min(steps)} us each {steps}")
+    print(json.dumps(times))
 
 
 if __name__ == "__main__":

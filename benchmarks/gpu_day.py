@@ -111,11 +111,12 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
             name = f"{switch}={value}-{MODELS[0]}-turn-{turn}"
             yield Step(name, 60, [*command, *shared])
     engine = str(ROOT / "benchmarks" / "bench_engine.py")
-    for turn, streams, value in product((1, 2), (1, 64), (0, 1)):
-        switches = ["env", f"LAMELLA_NO_OVERLAP={value}", PYTHON]
+    off = ("LAMELLA_NO_OVERLAP=0", "LAMELLA_NO_FEED=1", "LAMELLA_NO_OVERLAP=1")
+    for turn, streams, switch in product((1, 2), (1, 64), off):
+        switches = ["env", switch, PYTHON]
         model = str(model_file(models, MODELS[0]))
         sizes = ["--streams", str(streams), "--tokens", "200", "--repeat", "3"]
-        name = f"engine-{streams}-LAMELLA_NO_OVERLAP={value}-turn-{turn}"
+        name = f"engine-{streams}-{switch}-turn-{turn}"
         yield Step(name, 60, [*switches, engine, model, "--device", "CUDA0", *sizes])
     for name, case in HOT.items():
         sections = [word for section in SECTIONS for word in ("--section", section)]

@@ -38,7 +38,7 @@ from .kv_groups import make_pool
 from .kv_memory import KVMemory, KVRead, MemoryGroup
 from .kv_sequence import KVSequence
 from .loader import LoadedModel
-from .outputs import Row, Rows, TopRows, top_size, top_sizes
+from .outputs import Row, Rows, TopResults, TopRows, top_size, top_sizes
 from .params import ContextParams
 from .pipeline import why_no_pipeline
 from .sampling import SamplingParams
@@ -56,12 +56,20 @@ class Prepared(NamedTuple):
     graph: DecodeGraph
 
 
+class Followed(NamedTuple):
+    """What follows a started batch already, and where the results of that batch are."""
+
+    by: UBatch
+    results: TopResults
+
+
 class Started(NamedTuple):
     """A batch that `Context.start_rows` started: the rows of its first ubatches, and its last one
-    with its graph; None if that is computed, too."""
+    with its graph; None if that is computed, too. `followed`: by `Context.follow`."""
 
     rows: Rows
     last: Prepared | None = None
+    followed: Followed | None = None
 
 
 class Context(GraphContext):
@@ -339,12 +347,53 @@ class Context(GraphContext):
             raise
         return Started([], prepared)
 
+    def can_follow(self, started: Started, prepared: Prepared) -> bool:
+        """True if `follow` can start a prepared batch."""
+        if started.last is None or len(started.rows) or self.keeps_hidden:
+            return False
+        ubatch, graph = started.last
+        if prepared.graph is not graph or not self._open_scheduler().can_follow(graph.scheduled):
+            return False
+        least, most = min(ubatch.n_tops, default=0), max(ubatch.n_tops, default=0)
+        has_largest = 0 < least <= most <= graph.params.n_top and not graph.params.masked
+        return has_largest and graph.outputs.hold() is not None
+
+    def follow(self, started: Started, prepared: Prepared) -> tuple[Started, Started]:
+        """Start a prepared batch behind a started one, whose rows are read first. Its tokens are
+        those of the largest logits of that one, which the device finds; they are set when these
+        rows are read. Return both batches. Raises as `start_rows`."""
+        assert started.last is not None, "the batch is computed"
+        ubatch, graph = started.last
+        results = graph.outputs.hold()
+        assert results is not None, "`can_follow` is false"
+        graph.feed_tokens(ubatch.n_tokens)
+        self._open_scheduler().follow_async(graph.scheduled)
+        self.n_reused += 1
+        return started._replace(followed=Followed(prepared.ubatch, results)), Started([], prepared)
+
     def read_rows(self, started: Started) -> Rows:
         """Wait for a started batch, and return its rows; see `decode_rows`."""
         if started.last is None:
             return started.rows
+        if started.followed is not None:
+            return self._read_followed(*started.last, started.followed)
         rows = self._read_rows(*started.last)
         return [*started.rows, *rows] if len(started.rows) else rows
+
+    def _read_followed(self, ubatch: UBatch, graph: DecodeGraph, followed: Followed) -> Rows:
+        """The rows of a ubatch that another one follows, which gets its tokens."""
+        try:
+            self._open_scheduler().wait_followed(graph.scheduled)
+        except BaseException:
+            self._synchronize_after_error()
+            raise
+        rows = graph.outputs.read_rows(ubatch.n_tops, (), followed.results)
+        for run, ids in zip(followed.by.runs, followed.results.ids, strict=False):
+            run.tokens[0] = int(ids[0])
+        if self.strict and have_nan(rows):
+            self.synchronize()
+            self._check(rows, ubatch, graph)
+        return rows
 
     def _start_rows(self, ubatch: UBatch) -> Prepared:
         n_top = top_size(ubatch.n_tops, self._top_sizes)

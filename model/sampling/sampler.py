@@ -53,6 +53,7 @@ class Sampler:
     seed: int  # the seed in use, in 0 .. 2**32 - 1
     n_top: int  # number of largest logits that `sample` needs; 0 if it needs all
     remembers: bool  # `accept` has an effect
+    takes_largest: bool  # it returns the token of the largest logit, unless a bias lowers that
 
     def __init__(
         self, params: SamplingParams, vocab: SamplerVocab, *, is_constrained: bool = False
@@ -83,6 +84,7 @@ class Sampler:
         self._greedy = _is_greedy(params, active - {"logit_bias"} if n_lowered else active)
         n_kept = 1 if self._greedy else _n_kept(self._steps[self._n_before :])
         self.n_top = n_kept + n_lowered if n_kept else 0
+        self.takes_largest = self._greedy and not is_constrained
         _ = self.chain  # made now, so that the first token is not slower
 
     @cached_property

@@ -5,6 +5,9 @@ while the step before computes: positions, pages, the order of texts. So a GPU w
 tokens are sampled. What they do to their texts is found out while the next step computes. If a text
 then ends, or goes on with another token, its row of that step is dropped.
 
+If all texts take the tokens of the largest logits, the GPU does not wait at all: it finds these
+tokens itself, and the next step follows before the host knows them.
+
 Knows no sinks. Tested by tests/runtime/test_engine_overlap.py.
 """
 
@@ -73,11 +76,30 @@ class Ahead:
             self._unsure.need(ticket)
         return following
 
+    def fed_plan(self, plan: BatchPlan, running: Sequence[Ticket]) -> BatchPlan | None:
+        """The prepared step, if it can follow that of `plan` on the device; None if it cannot, or
+        if more than the largest logits decides about it."""
+        following, started = self._prepared, plan.started
+        if following is None or started is None or isinstance(started, Exception):
+            return None
+        assert following.prepared is not None, "it is prepared"
+        if not all(ticket.feeds for ticket in running):
+            return None
+        if not self._context.can_follow(started, following.prepared):
+            return None
+        if not self._speculation.rests(running):
+            return None
+        self._prepared = None
+        for ticket in running:
+            self._unsure.need(ticket)
+        return following
+
     def drop_outputs(self, plan: BatchPlan) -> None:
-        """Drop the rows of an early step whose texts do not go on, or end, as it was started."""
+        """Drop the rows of an early or fed step whose texts do not go on as it was started."""
         outputs, plan.outputs = plan.outputs, []
         for output, run in zip(outputs, plan.batch.runs, strict=True):
             if output.follows(run.tokens[0]):
                 plan.outputs.append(output)
             else:
                 self._unsure.again(output.ticket)
+                output.ticket.feeds = False  # a step for nothing: this may happen again

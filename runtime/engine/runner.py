@@ -21,7 +21,7 @@ from ...base.errors import (
     RequestError,
 )
 from ...base.log import get_logger
-from ...base.settings import NO_OVERLAP
+from ...base.settings import NO_FEED, NO_OVERLAP
 from ...model.context import Context
 from ...model.guide import MaskComputer, n_mask_bits
 from ...model.kv_sequence import KVSequence
@@ -53,6 +53,7 @@ from .unsure import Unsure
 
 T = TypeVar("T")
 
+FED_MS_MAX: Final = 10.0  # of a longer step, the time between two steps is less than 1%
 AWAITED_S: Final = 0.1  # the longest wait for a grammar or a file before the queue is asked again
 
 log = get_logger("engine")
@@ -115,6 +116,7 @@ class Runner:
             is_late=context.computes_aside and not NO_OVERLAP(),
         )
         self._ahead = Ahead(context, vocab.eog, self._speculation, self._unsure)
+        self._may_feed = not NO_FEED()
         self._next: BatchPlan | None = None  # a step that has started already
         self._ended: list[Ticket] = []  # meanwhile: to be released after it
 
@@ -344,30 +346,39 @@ class Runner:
         except Exception as e:  # of this job only
             self.fail((ticket,), e)
 
-    def _start(self, plan: BatchPlan) -> None:
-        """Start to compute the batch of a plan. An error is raised when it is completed."""
+    def _start(self, plan: BatchPlan, behind: BatchPlan | None = None) -> None:
+        """Start to compute the batch of a plan; `behind` one that still computes, with the tokens
+        that the device finds. An error is raised when it is completed."""
         plan.planned = time.perf_counter()
         self._queue.charge(plan.used)
         self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
         plan.begin_masks()
         self._is_computing, n_built = True, self._context.n_graphs_built
         try:
-            if plan.prepared is not None:
+            if plan.prepared is not None and behind is not None:
+                assert behind.started is not None
+                assert not isinstance(behind.started, Exception)
+                behind.started, plan.started = self._context.follow(behind.started, plan.prepared)
+            elif plan.prepared is not None:
                 plan.started = self._context.start_prepared(plan.prepared)
             else:
                 plan.started = self._context.start_rows(plan.batch)
         except Exception as e:
             plan.started = e
+            if behind is not None:
+                behind.started = e  # all work in flight is lost
         plan.is_new_graph = self._context.n_graphs_built != n_built
 
     def _rows_of(self, plan: BatchPlan) -> Rows:
         """Wait for the batch of a plan. Meanwhile, do what needs no rows."""
+        if not isinstance(plan.started, Exception):
+            self._delivery.tell()
+            if self._delivery.is_late and self._context.can_prepare and not self._has_news():
+                self._ahead.prepare(plan, self.running)
+                self._feed_next(plan)
         assert plan.started is not None, "the batch was not started"
         if isinstance(plan.started, Exception):
             raise plan.started
-        self._delivery.tell()
-        if self._delivery.is_late and self._context.can_prepare and not self._has_news():
-            self._ahead.prepare(plan, self.running)
         return self._context.read_rows(plan.started)
 
     def _complete(self, plan: BatchPlan) -> int:
@@ -399,9 +410,13 @@ class Runner:
         return n_tokens
 
     def _note_computed(self, plan: BatchPlan) -> bool:
-        """Note that the outputs of a batch are computed: jobs with outputs have nothing in flight.
-        Return True if others have."""
+        """Note that the outputs of a batch are computed: jobs with outputs have nothing in flight,
+        but in a step that follows. Return True if others have."""
         self.counters.stepped(len(self.running))
+        if self._next is not None:
+            self._next.begin = self._next.planned = time.perf_counter()  # now it computes
+            self._in_flight = list(self._next.tickets())
+            return False
         in_flight = self._context.in_flight
         done = {output.ticket for output in plan.outputs} if in_flight else ()
         self._in_flight = [t for t in self._in_flight if t not in done] if in_flight else []
@@ -413,6 +428,7 @@ class Runner:
         return in_flight
 
     def _fail_step(self, error: Exception) -> None:
+        self._next = None
         with suppress(Exception):  # the first error counts, not what follows
             self._context.synchronize()
         self._ahead.drop()
@@ -422,7 +438,8 @@ class Runner:
         self._end_step()
 
     def _start_next(self, tokens: Sequence[Sampled]) -> None:
-        """Start the next step now, if nothing but these tokens decides about it."""
+        """Start the next step now, if it is prepared and nothing but these tokens decides about
+        it."""
         if self._has_news():
             return
         following = self._ahead.early_plan(self.running, tokens)
@@ -430,6 +447,17 @@ class Runner:
             following.begin = time.perf_counter()
             self._next = following
             self._start(following)
+
+    def _feed_next(self, plan: BatchPlan) -> None:
+        """Start the next step behind that of `plan`, if the device knows its tokens by itself, and
+        steps are short: what comes in meanwhile has to wait for both."""
+        ms = self._pace.ms_of(len(plan.batch)) if self._may_feed else None
+        following = None
+        if ms is not None and ms <= FED_MS_MAX:
+            following = self._ahead.fed_plan(plan, self.running)
+        if following is not None:
+            self._next = following
+            self._start(following, behind=plan)
 
     def _abandon(self) -> None:
         """Drop what has started, and tell the last tokens."""

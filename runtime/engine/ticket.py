@@ -74,6 +74,7 @@ class Ticket:
 
     __slots__ = (
         "decoding",
+        "feeds",
         "fetch",
         "guesser",
         "has_new_line",
@@ -134,6 +135,7 @@ class Ticket:
         self.params = job.params.generation
         self.speculative = job.params.speculative
         self.guesser: Guesser | None = None  # made for its first guess
+        self.feeds = sampler.takes_largest  # a device can know its next token by itself
         self.lora_scales = lora_scales  # of its adapters; None if it has none
         used = () if lora_scales is None else tuple(s for _, s in self.params.lora or ())
         self.identity = PrefixIdentity(job.salt, used)

@@ -105,6 +105,13 @@ class PreparedBatch(NamedTuple):
     n_steps: int
 
 
+class Followed(NamedTuple):
+    """A started batch, and the one that follows it."""
+
+    batch: Batch
+    by: Batch
+
+
 def _cells_of(batch: Batch) -> list[int]:
     return [run.seq.pages[0].cell(run.pos) for run in batch.runs]
 
@@ -135,6 +142,7 @@ class FakeContext:
     ) -> None:
         self.n_graphs_built = self.n_reused = 0
         self.in_flight = False
+        self.all_logits = np.empty((0, N_VOCAB), np.float32)  # of the last step
         self.n_ctx = self.n_ctx_seq = n_ctx
         self.n_ubatch = self.n_checked_max = n_ubatch
         self.n_seq_max = 64
@@ -158,6 +166,9 @@ class FakeContext:
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.n_prepared = 0  # steps that were prepared while another one computed
+        self.n_fed = 0  # of these, steps that followed the other one
+        self.fed: list[int] | None = None  # the tokens of such a step
+        self.lost: Batch | None = None  # one whose step before failed
         self.on_start: Callable[[int], None] = lambda step: None
         self.on_decode: Callable[[int], None] = lambda step: None
 
@@ -208,11 +219,36 @@ class FakeContext:
         self.n_prepared += 1
         return self.start_rows(prepared.batch)
 
-    def read_rows(self, batch: Batch) -> list[Row]:
-        return self.decode_rows(batch)
+    def can_follow(self, started: Batch, prepared: PreparedBatch) -> bool:
+        assert len(started.runs) == len(prepared.batch.runs)
+        return True
+
+    def follow(self, started: Batch, prepared: PreparedBatch) -> tuple[Followed, Batch]:
+        assert prepared.n_steps == len(self.steps), "the other step is over"
+        assert prepared.cells == _cells_of(prepared.batch), "cells have changed since"
+        self.n_prepared += 1
+        self.n_fed += 1
+        self.on_start(len(self.steps) + 2)
+        return Followed(started, prepared.batch), prepared.batch
+
+    def read_rows(self, started: Batch | Followed) -> list[Row]:
+        batch = started if isinstance(started, Batch) else started.batch
+        if self.fed is not None:
+            assert self.fed == [run.tokens[0] for run in batch.runs], "other tokens were fed"
+            self.fed = None
+        assert batch is not self.lost, "the step before has failed"
+        self.lost = started.by if isinstance(started, Followed) else None
+        rows = self.decode_rows(batch)
+        self.lost = None
+        if isinstance(started, Followed):
+            self.fed = [int(_largest(row, 1, None).ids[0]) for row in self.all_logits]
+            for run, token in zip(started.by.runs, self.fed, strict=True):
+                run.tokens[0] = token
+        return rows
 
     def synchronize(self) -> None:
-        """Nothing is in flight: what has started is computed when it is read."""
+        """Nothing is in flight: what has started is computed when it is read, or not at all."""
+        self.fed = None
 
     def decode_rows(self, batch: Batch) -> list[Row]:
         outputs = [(run.n_top, mask) for run in batch.runs for mask in run.all_masks]
@@ -237,7 +273,8 @@ class FakeContext:
             end = run.pos + len(run.tokens)
             for n in range(end - run.n_outputs + 1, end + 1):
                 rows.append(fake_logits(self.history(run.seq, n)))
-        return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
+        self.all_logits = np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
+        return self.all_logits
 
     def compute(self, batch: Batch) -> None:
         self.write(self.prepared(batch))
@@ -288,7 +325,7 @@ class PipelineContext(FakeContext):
         super().append(seq, n)
 
     def synchronize(self) -> None:
-        pending, self.pending, self.in_flight = self.pending, [], False
+        pending, self.pending, self.in_flight, self.fed = self.pending, [], False, None
         self.write(pending)
         if pending and self.fails():
             self._fail(pending)

@@ -20,6 +20,7 @@ from lamella.base.errors import BackendError, CancelledError, ClosedError
 from lamella.model.batch import Batch
 from lamella.model.chat.formats import Marks
 from lamella.model.layer_memory import Window
+from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine.job import Job, Result
 from lamella.runtime.engine.thinking import Thinking
 from lamella.runtime.engine.ticket import Ticket
@@ -37,11 +38,13 @@ class Wanted(NamedTuple):
     given: tuple[tuple[str, Any], ...]
     thinks: bool
     guesses: bool
+    is_greedy: bool
     n_probs: int
     is_post: bool
 
     def job(self, sink: Recorder) -> Job:
-        params = request(sampling(self.seed), **dict(self.given))
+        chain = SamplingParams(temperature=0.0) if self.is_greedy else sampling(self.seed)
+        params = request(chain, **dict(self.given))
         if not self.guesses:
             params = replace(params, speculative=SpeculativeParams(spec_type=(SpecType.NONE,)))
         thinking = Thinking(marks=(MARKS,), opened=MARKS) if self.thinks else None
@@ -81,7 +84,7 @@ class RandomRun:
             windows=rng.choice(WINDOWS),
         )
         self.engine = make_engine(self.context, n_parallel=rng.choice([1, 2, 4]))
-        self.guesses = rng.random() < 0.3
+        self.guesses, self.is_greedy = rng.random() < 0.3, rng.random() < 0.5
         self.p_event, self.p_fail = rng.choice([0.01, 0.1, 0.3]), rng.choice([0, 0, 0.01])
         self.context.on_decode, self.context.on_start = self.on_decode, self.on_start
         self.waiting = [self.new_job() for _ in range(20)]
@@ -107,6 +110,7 @@ class RandomRun:
             tuple(given.items()),
             thinks,
             self.guesses,
+            self.is_greedy,
             *rng.choice([(0, False), (2, False), (2, True)]),
         )
         ends_at, how = rng.choice([(1000, ""), (rng.randint(1, 15), rng.choice(["word", "raise"]))])
@@ -183,8 +187,9 @@ class RandomRun:
         while len(self.engine._queue._calls) == n and thread.is_alive():
             time.sleep(0.0001)
 
-    def run(self, *, closes: bool = False) -> int:
-        """Run to the end, and check all. Return how many steps were prepared."""
+    def run(self, *, closes: bool = False) -> tuple[int, int]:
+        """Run to the end, and check all. Return how many steps were prepared, and how many of them
+        were fed."""
         step, wrong = self.engine._runner.step, list[BaseException]()
 
         def checked_step() -> None:
@@ -210,7 +215,7 @@ class RandomRun:
         assert self.context.pool.n_free == self.context.pool.n_pages
         assert (self.engine.n_running, self.engine.n_waiting) == (0, 0)
         assert not self.engine._runner._unsure._lengths
-        return self.context.n_prepared
+        return self.context.n_prepared, self.context.n_fed
 
     def wait(self) -> None:
         end = time.monotonic() + 60
@@ -229,8 +234,10 @@ def test_texts_are_those_of_steps_one_after_the_other(seed: int) -> None:
     RandomRun(seed).run()
 
 
-def test_most_steps_are_prepared() -> None:
-    assert sum(RandomRun(seed).run() for seed in range(100, 103)) > 50
+def test_most_steps_are_prepared_and_many_are_fed() -> None:
+    runs = [RandomRun(seed).run() for seed in range(100, 106)]
+    n_prepared, n_fed = map(sum, zip(*runs, strict=True))
+    assert n_prepared > 50 and n_fed > 5
 
 
 @pytest.mark.parametrize("seed", range(200, 205))
