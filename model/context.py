@@ -298,9 +298,9 @@ class Context(GraphContext):
 
     @cached_property
     def can_prepare(self) -> bool:
-        """True if `prepare_rows` may prepare a batch while another one computes. States are those
-        of one step, and in a pipeline devices may read inputs late."""
-        return self.computes_aside and self.pool.slots is None and bool(self.no_pipeline)
+        """True if `prepare_rows` may prepare a batch while another one computes. In a pipeline,
+        devices may read inputs late."""
+        return self.computes_aside and bool(self.no_pipeline)
 
     def start_rows(self, batch: Batch) -> Started:
         """Start to compute a batch, for `read_rows`. Until then, nothing else may use the context,
@@ -319,7 +319,8 @@ class Context(GraphContext):
 
     def prepare_rows(self, batch: Batch) -> Prepared | None:
         """Write the inputs of a batch while a started one computes; its tokens may be given later.
-        Return None if it must be started when the other is over."""
+        Return None if it must be started when the other is over. States move on when it starts: so
+        it may be dropped."""
         assert self.can_prepare, "the context cannot prepare batches"
         if len(batch) > self.n_ubatch or len(batch.runs) > self.n_seq_max:
             return None
@@ -335,11 +336,13 @@ class Context(GraphContext):
 
     def start_prepared(self, prepared: Prepared) -> Started:
         """Start a prepared batch, whose tokens are known now. The other batch must be over, and
-        nothing may have used the context since. Raises as `start_rows`."""
+        nothing may have used the context since. Its sequences' states can go back to those before
+        it. Raises as `start_rows`."""
         ubatch, graph = prepared
         self._hidden.clear()
         graph.set_tokens(ubatch)
         try:
+            self._move_states(prepared)
             self._launch(graph)
             self.n_reused += 1
         except BaseException:
@@ -367,9 +370,16 @@ class Context(GraphContext):
         results = graph.outputs.hold()
         assert results is not None, "`can_follow` is false"
         graph.feed_tokens(ubatch.n_tokens)
+        self._move_states(prepared)
         self._open_scheduler().follow_async(graph.scheduled)
         self.n_reused += 1
         return started._replace(followed=Followed(prepared.ubatch, results)), Started([], prepared)
+
+    def _move_states(self, prepared: Prepared) -> None:
+        ubatch, graph = prepared
+        if self.pool.slots is not None:
+            _prepare_states(ubatch, can_go_back=True)
+            graph.set_slots(ubatch)
 
     def read_rows(self, started: Started) -> Rows:
         """Wait for a started batch, and return its rows; see `decode_rows`."""
@@ -550,11 +560,12 @@ def _prepare(ubatch: UBatch) -> None:
         run.seq.prepare(begin, run.pos + len(run.tokens))
 
 
-def _prepare_states(ubatch: UBatch) -> None:
-    """Get the slots that the tokens of a ubatch read and write."""
+def _prepare_states(ubatch: UBatch, *, can_go_back: bool = False) -> None:
+    """Get the slots that the tokens of a ubatch read and write; see `SequenceStates.run`."""
     for run in ubatch.runs:
         assert run.seq.states is not None, "the sequence is of another pool"
-        run.slots = run.seq.states.run(run.pos, run.pos + len(run.tokens))
+        end = run.pos + len(run.tokens)
+        run.slots = run.seq.states.run(run.pos, end, can_go_back=can_go_back)
 
 
 def _buckets(limit: int) -> list[int]:

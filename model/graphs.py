@@ -194,6 +194,17 @@ class DecodeGraph(StepGraph):
         else:
             self._arrays.tokens[: ubatch.n_tokens] = [run.tokens[0] for run in ubatch.runs]
 
+    def set_slots(self, ubatch: UBatch) -> None:
+        """Write only the slots of states that the tokens of a ubatch read and write, if they are
+        known."""
+        slots, begin = self._arrays.slots, 0
+        assert slots is not None, "no layer has states"
+        for run in ubatch.runs:
+            end = begin + len(run.tokens)
+            if run.slots is not None:
+                slots[begin:end] = run.slots
+            begin = end
+
     def feed_tokens(self, n: int) -> None:
         """Let the next run take its first `n` tokens from the results of the last one. All other
         inputs are set."""
@@ -273,12 +284,8 @@ class DecodeGraph(StepGraph):
         if self.temperature is not None and arrays.attn_scale is not None:
             arrays.attn_scale[:] = self.temperature.of(arrays.pos).view(np.int32)
         if slots is not None:
-            slots[n:] = NO_SLOT, SCRATCH_SLOT
-            begin = 0
-            for run in ubatch.runs:
-                assert run.slots is not None, "the states are not prepared"
-                slots[begin : begin + len(run.slots)] = run.slots
-                begin += len(run.slots)
+            slots[:] = NO_SLOT, SCRATCH_SLOT
+            self.set_slots(ubatch)
         if lora_scales is not None:
             lora_scales[:] = 0
             begin = 0

@@ -170,24 +170,26 @@ class KVSequence:
         self.length += 1
         return True
 
-    def advance_idle(self, n: int) -> int:
+    def advance_idle(self, n: int, *, guesses: bool = True) -> int:
         """Reserve up to `n` further positions of a sequence that was just appended to, in its own
-        pages and in idle ones: no page is evicted or copied. Return how many."""
+        pages and in idle ones: no page is evicted or copied. Return how many. Of `guesses`, states
+        are kept, so that `take_back` can give up any of them."""
         size, length = self.pool.page_size, self.length
-        if self.states is not None:
+        if guesses and self.states is not None:
             n = min(n, self.states.pool.n_keepable)
         while n and not self._take_idle(self.pool.page_count(length + n)):
             n = max(length + n - 1, 0) // size * size - length  # without the last page
             if n <= 0:
                 return 0
-        if self.states is not None:
+        if guesses and self.states is not None:
             self.states.guess(length, n)
         self.length += n
         self._n_ready = max(self._n_ready, self.pool.page_count(self.length) * size)
         return n
 
     def take_back(self, n: int) -> None:
-        """Give up the positions from `n` on, which `advance_idle` reserved, and their pages."""
+        """Give up the positions from `n` on, which `advance_idle` or `advance` reserved, and their
+        pages. States go back if a step has evaluated them, see `SequenceStates.truncate`."""
         assert 0 < n <= self.length, f"{n} of {self.length} positions"
         if self.states is not None:
             self.states.truncate(n)

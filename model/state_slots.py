@@ -82,11 +82,12 @@ class SequenceStates:
         self.n_known = 0
         self.rolls = range(0)
         self._rolled = 0  # the length that `rolls` keeps
-        self._read = 0  # the slot that the last run began with; it may still be in use
+        self._read = SlotRef(0, 0)  # what the last run began with, if it wrote to other slots
         self._guessed = range(0)  # lengths that `guess` has reserved slots for
 
-    def run(self, begin: int, end: int) -> I32Array:
-        """Move on to the states after the tokens begin..end-1, which are computed next.
+    def run(self, begin: int, end: int, *, can_go_back: bool = False) -> I32Array:
+        """Move on to the states after the tokens begin..end-1, which are computed next. If it
+        `can_go_back`, `truncate` may go back to `begin` until the next run.
 
         Returns:
             int32 [end - begin, 2]: the slot that each token reads, and the one it writes.
@@ -105,7 +106,7 @@ class SequenceStates:
         before = self.slot or NO_SLOT
         marks = [n for n in self.marks if begin < n <= end][: self.pool.n_keepable]
         for first, last in self._parts(begin, end, marks):
-            slot = self._writable()
+            slot = self._writable(can_go_back)
             part = slots[first - begin : last - begin]
             part[:] = slot
             part[0, 0] = before
@@ -129,15 +130,17 @@ class SequenceStates:
         cuts = sorted(n for n in {*marks, *self._guessed} if begin < n < end)
         return zip([begin, *cuts], [*cuts, end], strict=True)
 
-    def _writable(self) -> int:
-        """Return the slot for the next tokens: the present one, or another if that is shared."""
-        if self.slot and not self.pool.is_shared(self.slot):
+    def _writable(self, can_go_back: bool) -> int:
+        """Return the slot for the next tokens: the present one, or another if that is shared, or
+        one to go back to."""
+        is_own = self.slot and not self.pool.is_shared(self.slot)
+        if is_own and (self._read.slot or not can_go_back):
             return self.slot
         (slot,) = self.pool.take(1)
-        if self._read:  # within a run: the slot is kept
+        if self._read.slot:  # within a run: the slot is kept
             self.pool.drop(self.slot)
         else:
-            self._read = self.slot
+            self._read = SlotRef(self.length, self.slot)
         self.slot = slot
         return slot
 
@@ -197,6 +200,8 @@ class SequenceStates:
         """
         if n >= self.length:
             return SlotRef(self.length, self.slot)
+        if self._read.slot and n == self._read.length:
+            return self._read
         if n not in (0, *self.kept):
             raise RequestError(
                 f"length {n} of a sequence with the states of {self.length} tokens: those of fewer "
@@ -211,11 +216,11 @@ class SequenceStates:
             RequestError: see `at`; nothing has changed.
         """
         state = self.at(n)
-        self._drop_read()
         if state.slot != self.slot:
             if state.slot:
                 self.pool.add(state.slot)
             self.pool.drop(self.slot)
+        self._drop_read()
         self.length, self.slot = state
         left = [length for length in self.kept if length > n or length in self._guessed]
         rolled = max((length for length in left if length <= n and length in self.rolls), default=0)
@@ -233,6 +238,6 @@ class SequenceStates:
             self._keep()
 
     def _drop_read(self) -> None:
-        if self._read:
-            self.pool.drop(self._read)
-        self._read = 0
+        if self._read.slot:
+            self.pool.drop(self._read.slot)
+        self._read = SlotRef(0, 0)

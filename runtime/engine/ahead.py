@@ -14,6 +14,7 @@ Knows no sinks. Tested by tests/runtime/test_engine_overlap.py.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from ...model.context import Context
 from ...model.sampling import Sampled
@@ -22,6 +23,8 @@ from .batch_plan import BatchPlan
 from .drafts.speculation import Speculation
 from .ticket import Ticket
 from .unsure import Unsure
+
+N_UNFED: Final = 32  # tokens that a text waits for the host, after one that it did not go on with
 
 
 class Ahead:
@@ -102,4 +105,5 @@ class Ahead:
                 plan.outputs.append(output)
             else:
                 self._unsure.again(output.ticket)
-                output.ticket.feeds = False  # a step for nothing: this may happen again
+                # a step for nothing, and some more may be: of a mark that is forced, or a ban
+                output.ticket.fed_from = len(output.ticket.tokens) + N_UNFED

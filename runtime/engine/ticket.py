@@ -74,7 +74,7 @@ class Ticket:
 
     __slots__ = (
         "decoding",
-        "feeds",
+        "fed_from",
         "fetch",
         "guesser",
         "has_new_line",
@@ -135,7 +135,7 @@ class Ticket:
         self.params = job.params.generation
         self.speculative = job.params.speculative
         self.guesser: Guesser | None = None  # made for its first guess
-        self.feeds = sampler.takes_largest  # a device can know its next token by itself
+        self.fed_from = 0  # from this length on, a device may know its tokens by itself
         self.lora_scales = lora_scales  # of its adapters; None if it has none
         used = () if lora_scales is None else tuple(s for _, s in self.params.lora or ())
         self.identity = PrefixIdentity(job.salt, used)
@@ -205,6 +205,11 @@ class Ticket:
     def n_reasoning(self) -> int:
         """Number of tokens of reasoning sampled so far."""
         return 0 if self.thinking is None else self.thinking.n_tokens
+
+    @property
+    def feeds(self) -> bool:
+        """True if a device is likely to know its next token by itself."""
+        return self.sampler.takes_largest and len(self.tokens) >= self.fed_from
 
     @property
     def marks(self) -> Collection[int] | None:

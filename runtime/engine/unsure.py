@@ -34,14 +34,16 @@ class Unsure:
         """Reserve the next position of a text, if that takes no page from others."""
         assert ticket.seq is not None
         length = ticket.seq.length
-        if not (ticket.seq.advance() or ticket.seq.advance_idle(1)):
+        if not (ticket.seq.advance() or ticket.seq.advance_idle(1, guesses=False)):
             return False
         self._lengths[ticket] = length
         return True
 
     def again(self, ticket: Ticket) -> None:
         """A text needs its last reserved position again: a step evaluated another token there."""
-        self._lengths[ticket] = len(ticket.tokens) - 1
+        length = self._lengths[ticket] = len(ticket.tokens) - 1
+        if ticket.seq is not None and ticket.seq.states is not None:
+            ticket.seq.states.truncate(length)
 
     def need(self, ticket: Ticket) -> bool:
         """The next step needs the positions. Return False if there are none."""

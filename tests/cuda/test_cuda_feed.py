@@ -13,6 +13,7 @@ import pytest
 from gpus import Gpus
 from open_params import open_params
 from random_texts import MARKS, Request, Text
+from state_models import write_state_model
 from tiny_models import TINY, write_model
 from window_models import write_window_model
 
@@ -22,6 +23,7 @@ from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.model.context import Context, Prepared, Started
 from lamella.runtime.engine import runner
+from lamella.runtime.engine.pace import Pace
 from lamella.runtime.engine.thinking import Thinking
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
@@ -38,9 +40,10 @@ GREEDY = {
 
 @pytest.fixture
 def fed(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of each step that follows another one. Emulated steps are long: they do so too."""
+    """The number of tokens of each step that follows another one. Emulated steps are long, but
+    count as short."""
     monkeypatch.setattr(devices, "find_cuda", lambda: gpus.registry)
-    monkeypatch.setattr(runner, "FED_MS_MAX", 1e9)
+    monkeypatch.setattr(Pace, "ms_of", lambda self, n_tokens: 1.0)
     follow, sizes = Context.follow, list[int]()
 
     def counted(self: Context, started: Started, prepared: Prepared) -> tuple[Started, Started]:
@@ -65,7 +68,7 @@ def texts(instance: Instance, requests: list[Request]) -> list[Text]:
 
 def request(i: int) -> Request:
     """Some end with a stop string or are cancelled; one has a forced end of its reasoning."""
-    given: dict[str, Any] = {"n_predict": 20 + 7 * i, "ignore_eos": i % 2 > 0, "seed": 1}
+    given: dict[str, Any] = {"n_predict": 20 + 7 * i, "ignore_eos": i == 1, "seed": 1}
     given["stop"] = ("b", "d ") if i == 3 else ()
     thinking = Thinking(marks=(MARKS,), opened=MARKS) if i == 4 else None
     if thinking:
@@ -74,14 +77,17 @@ def request(i: int) -> Request:
     return Request((1, *range(5, 6 + 9 * i)), given, n_cancel=n_cancel, thinking=thinking)
 
 
-@pytest.mark.parametrize("kind", ["llama", "windows"])
+@pytest.mark.parametrize("kind", ["llama", "windows", "lfm2", "qwen35"])
 def test_texts_are_those_of_steps_that_wait(
     gpus: Gpus, fed: list[int], tmp_path: Path, kind: str
 ) -> None:
-    if kind == "llama":
-        write_model(TINY[kind], path := tmp_path / "tiny.gguf", GGMLType.Q4_0)
-    else:
-        write_window_model(path := tmp_path / "tiny.gguf", n_layer=2, n_swa=20)
+    path = tmp_path / "tiny.gguf"
+    if kind in TINY:
+        write_model(TINY[kind], path, GGMLType.Q4_0)
+    elif kind == "windows":
+        write_window_model(path, n_layer=2, n_swa=20)
+    else:  # layers with states
+        write_state_model(kind, path)
     requests, found = [request(i) for i in range(6)], []
     for off in (1, 0):
         with NO_FEED.set(off), opened(path, gpus) as instance:

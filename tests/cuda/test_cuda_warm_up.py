@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from cuda_grid import GridGpu
 from gpus import Gpus
 from model_run import loaded
+from state_models import write_state_model
 
 from lamella.base.settings import NO_WARM_UP
 from lamella.model.batch import Batch
@@ -76,6 +78,15 @@ def test_each_graph_is_uploaded_and_runs_once(
         with NO_WARM_UP.set(0), EmbedContext(model, ContextParams(n_ctx=32), params) as embedder:
             assert launched
             assert np.isfinite(embedder.embed([np.arange(3, dtype=np.int32)])[0]).all()
+
+
+def test_a_model_with_states_runs_first_too(
+    gpus: Gpus, gpu: GridGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = recorded(gpu, "graph_launch", monkeypatch)
+    write_state_model("lfm2", path := tmp_path / "lfm2.gguf")
+    with loaded(path, [gpus.first]) as model, NO_WARM_UP.set(0), Context(model, PARAMS) as context:
+        assert len(launched) == len(context._graphs)
 
 
 def test_layers_on_the_processor_do_not_run_first(

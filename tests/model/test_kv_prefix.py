@@ -533,7 +533,7 @@ def check_slots(w: World, running: Sequence[KVSequence]) -> None:
     used = set[int]()
     for seq in running:
         assert seq.states is not None
-        used |= {seq.states.slot, seq.states._read, *seq.states.kept.values()} - {0}
+        used |= {seq.states.slot, seq.states._read.slot, *seq.states.kept.values()} - {0}
     assert slots.n_free == slots.n_pages - len(used)
     n = 0
     unseen = [(w.tree._root(PLAIN), list[int]())]

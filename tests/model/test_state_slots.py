@@ -37,6 +37,25 @@ def test_a_shared_slot_is_read_and_another_one_written() -> None:
     assert pool.n_free == 2  # both have one slot
 
 
+def test_a_run_can_be_taken_back() -> None:
+    pool = SlotPool(1)
+    states = SequenceStates(pool)
+    states.run(0, 3)
+    assert states.run(3, 4, can_go_back=True).tolist() == [[1, 2]]
+    assert states.run(4, 5, can_go_back=True).tolist() == [[2, 1]]
+    states.truncate(4)
+    assert (states.length, states.slot) == (4, 2)
+    assert states.run(4, 5).tolist() == [[2, 2]]
+    with pytest.raises(RequestError, match="length 4 of a sequence with the states of 5"):
+        states.truncate(4)
+    states.run(5, 6, can_go_back=True)
+    states.run(6, 7)
+    with pytest.raises(RequestError, match="length 5"):
+        states.truncate(5)
+    states.truncate(0)
+    assert pool.n_free == pool.n_pages
+
+
 def test_marked_lengths_are_kept_within_a_run() -> None:
     pool = SlotPool(1, n_kept=2)
     states = SequenceStates(pool)
@@ -131,6 +150,7 @@ class Lives:
         self.contents = dict[int, list[int]]()
         self.cached = dict[int, list[int]]()  # the slots that a cache has, with their tokens
         self.live: list[tuple[KVSequence, list[int]]] = []
+        self.back = dict[KVSequence, int]()  # lengths that sequences can go back to
         self.n_written = 0
 
     def evict(self, n: int) -> None:
@@ -169,7 +189,10 @@ class Lives:
             states.marks = frozenset(self.chance.sample(range(begin, begin + n + 1), 1 + n // 3))
             tokens += range(self.n_written, self.n_written + n)
             self.n_written += n
-            runs.append((states.run(begin, begin + n), tokens[begin:]))
+            can_go_back = self.chance.random() < 0.5
+            slots = states.run(begin, begin + n, can_go_back=can_go_back)
+            self.back[seq] = begin if can_go_back else len(tokens)
+            runs.append((slots, tokens[begin:]))
         for rows, tokens in runs:
             for (src, dst), token in zip(rows.tolist(), tokens, strict=True):
                 before = [] if src == NO_SLOT else self.contents[src]
@@ -185,7 +208,7 @@ class Lives:
 
     def fork(self) -> None:
         seq, tokens = self.chance.choice(self.live)
-        n = self.chance.choice([len(tokens), *states_of(seq).kept])
+        n = self.chance.choice([len(tokens), *self.kept(seq)])
         if len(self.live) < self.n_seqs:
             fork = KVSequence(self.pool)
             states_of(fork).share(states_of(seq).at(n))
@@ -193,12 +216,17 @@ class Lives:
 
     def truncate(self) -> None:
         seq, tokens = self.chance.choice(self.live)
-        n = self.chance.choice([0, len(tokens), *states_of(seq).kept])
+        n = self.chance.choice([0, len(tokens), *self.kept(seq)])
         states_of(seq).truncate(n)
+        self.back.pop(seq, None)
         del tokens[n:]
+
+    def kept(self, seq: KVSequence) -> list[int]:
+        return [*states_of(seq).kept, *([self.back[seq]] if seq in self.back else [])]
 
     def free(self) -> None:
         seq, _ = self.live.pop(self.chance.randrange(len(self.live)))
+        self.back.pop(seq, None)
         seq.free()
 
     def check(self) -> None:

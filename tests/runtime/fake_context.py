@@ -161,7 +161,7 @@ class FakeContext:
         self.contents = [np.full(pool.n_cells_total, -1, np.int64) for pool in pools]
         self.tops = tops
         self.is_on_host = not tops
-        self.computes_aside, self.can_prepare = aside, aside and n_kept is None
+        self.computes_aside = self.can_prepare = aside
         self.host_threads = None
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
@@ -208,6 +208,7 @@ class FakeContext:
 
     def start_rows(self, batch: Batch) -> Batch:
         self.on_start(len(self.steps) + 1)
+        self._move_states(batch)
         return batch
 
     def prepare_rows(self, batch: Batch) -> PreparedBatch:
@@ -217,7 +218,14 @@ class FakeContext:
         assert prepared.cells == _cells_of(prepared.batch), "cells have changed since"
         assert len(self.steps) == prepared.n_steps + 1, "another step has written its inputs"
         self.n_prepared += 1
+        self._move_states(prepared.batch, can_go_back=True)
         return self.start_rows(prepared.batch)
+
+    def _move_states(self, batch: Batch, *, can_go_back: bool = False) -> None:
+        for run in batch.runs:
+            if run.seq.states is not None and run.slots is None:
+                end = run.pos + len(run.tokens)
+                run.slots = run.seq.states.run(run.pos, end, can_go_back=can_go_back)
 
     def can_follow(self, started: Batch, prepared: PreparedBatch) -> bool:
         assert len(started.runs) == len(prepared.batch.runs)
@@ -228,6 +236,7 @@ class FakeContext:
         assert prepared.cells == _cells_of(prepared.batch), "cells have changed since"
         self.n_prepared += 1
         self.n_fed += 1
+        self._move_states(prepared.batch, can_go_back=True)
         self.on_start(len(self.steps) + 2)
         return Followed(started, prepared.batch), prepared.batch
 
@@ -282,12 +291,12 @@ class FakeContext:
     def prepared(self, batch: Batch) -> list[Write]:
         """Prepare the sequences of a batch. Return what it writes."""
         writes = []
+        self._move_states(batch)
         for run in batch.runs:
             end = run.pos + len(run.tokens)
             run.seq.prepare(run.pos, end)
             cells = [pages.cells(run.pos, end) for pages in run.seq.pages]
-            states = run.seq.states
-            slots = None if states is None else states.run(run.pos, end).tolist()
+            slots = None if run.slots is None else run.slots.tolist()
             writes.append(Write(cells, list(run.tokens), slots))
         return writes
 

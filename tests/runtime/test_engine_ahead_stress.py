@@ -82,6 +82,7 @@ class RandomRun:
             page_size=rng.choice([1, 4, 8]),
             tops=rng.random() < 0.7,
             windows=rng.choice(WINDOWS),
+            n_kept=rng.choice([None, None, 0, 1, 5]),
         )
         self.engine = make_engine(self.context, n_parallel=rng.choice([1, 2, 4]))
         self.guesses, self.is_greedy = rng.random() < 0.3, rng.random() < 0.5

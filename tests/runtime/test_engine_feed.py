@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from fake_context import (
     EOS,
+    Clock,
     FakeContext,
     Recorder,
     expected,
@@ -24,7 +24,7 @@ from lamella.base.settings import NO_FEED, NO_OVERLAP
 from lamella.model.batch import Batch
 from lamella.model.chat.formats import Marks
 from lamella.model.sampling import SamplingParams
-from lamella.runtime.engine import runner
+from lamella.runtime.engine import ahead, runner
 from lamella.runtime.engine.job import Job, StopType
 from lamella.runtime.engine.thinking import Thinking
 from lamella.runtime.speculative_params import SpecType, SpeculativeParams
@@ -90,10 +90,11 @@ def test_a_long_step_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert context.n_prepared > 5 and not context.n_fed
 
 
-def test_the_time_of_a_step_begins_when_the_last_one_ends() -> None:
+def test_the_time_of_a_step_begins_when_the_last_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 6 ms are short enough, two of them would not be."""
-    context, sink = FakeContext(tops=True), Recorder()
-    context.on_decode = lambda step: time.sleep(0.006)
+    context, sink, clock = FakeContext(tops=True), Recorder(), Clock()
+    monkeypatch.setattr(runner, "time", clock)
+    context.on_decode = lambda step: clock.wait(0.006)
     with running(context, greedy(sink, *LONG, n_predict=30)):
         sink.result()
     assert context.n_fed > 15
@@ -141,8 +142,12 @@ def test_what_ended_can_be_shared() -> None:
     assert later.tokens == expected(prompt, GREEDY, 8)
 
 
-def test_a_text_that_goes_on_otherwise_is_not_fed_again() -> None:
+@pytest.mark.parametrize("n_unfed", [5, 32])
+def test_a_text_that_goes_on_otherwise_is_not_fed_for_a_while(
+    n_unfed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step for nothing happens once: here its reasoning ends with tokens that are forced."""
+    monkeypatch.setattr(ahead, "N_UNFED", n_unfed)
     marks = Marks("xy", "zz")
     thinking = Thinking(marks=(marks,), opened=marks)
     options: dict[str, Any] = {
@@ -159,7 +164,7 @@ def test_a_text_that_goes_on_otherwise_is_not_fed_again() -> None:
         found.append(sink.tokens)
         fed = context.n_fed
     assert found[0] == found[1]
-    assert 3 < fed < 15
+    assert 3 < fed < 15 if n_unfed == 32 else 20 < fed < 36
 
 
 @pytest.mark.parametrize("what", ["start", "decode", "read"])

@@ -81,7 +81,7 @@ def check_slots(
         assert ticket.seq is not None
         states = ticket.seq.states
         assert states is not None
-        for slot in (states.slot, states._read, *states.kept.values()):
+        for slot in (states.slot, states._read.slot, *states.kept.values()):
             n_refs[slot] += slot > 0
         n_kept += len(states.kept)
     in_use = n_refs > 0
