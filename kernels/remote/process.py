@@ -42,7 +42,7 @@ class WorkerProcess:
         """End the process, and wait for its end."""
         for control in self._controls:
             control.close()
-        self.process.terminate()
+        self.process.kill()  # a stopped one would not see a milder signal
         self.process.wait()
 
     def __enter__(self) -> Self:

@@ -231,10 +231,17 @@ def test_a_stopped_process_fails_a_prompt_in_flight(
         for _ in range(6):  # makes the plans: from then on, nothing waits for a reply
             start(context, seq, TEXT[:50], 1)
         os.kill(process.process.pid, signal.SIGSTOP)
+        while not has_stopped(process.process.pid):
+            time.sleep(0.001)
         with pytest.raises(DeviceLostError, match=f"{name}: its process does not answer"):
             start(context, seq, TEXT[:50], 1)
         assert not context.in_flight
-        process.process.kill()
+
+
+def has_stopped(pid: int) -> bool:
+    """True if all threads of a process have stopped: on a busy machine, they may still work."""
+    stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 DRIVER = """

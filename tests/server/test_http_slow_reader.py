@@ -139,7 +139,7 @@ def test_a_slow_reader_pauses_alone_and_gets_the_whole_text(
         for thread in threads:
             thread.join()
         assert others == [tokens[:300]] * 2
-        assert ticket.n_predicted == n_before
+        assert ticket.n_predicted <= n_before + 1  # a step was in flight
         assert tokens_of(read_to_end(client)) == tokens
 
 
