@@ -104,6 +104,6 @@ class Ahead:
             if output.follows(run.tokens[0]):
                 plan.outputs.append(output)
             else:
-                self._unsure.again(output.ticket)
+                self._unsure.again(output.ticket, run.pos)
                 # a step for nothing, and some more may be: of a mark that is forced, or a ban
                 output.ticket.fed_from = len(output.ticket.tokens) + N_UNFED

@@ -39,11 +39,12 @@ class Unsure:
         self._lengths[ticket] = length
         return True
 
-    def again(self, ticket: Ticket) -> None:
-        """A text needs its last reserved position again: a step evaluated another token there."""
-        length = self._lengths[ticket] = len(ticket.tokens) - 1
+    def again(self, ticket: Ticket, pos: int) -> None:
+        """A text needs its last reserved position `pos` again, or has ended before it: a step
+        evaluated another token there."""
+        self._lengths[ticket] = pos
         if ticket.seq is not None and ticket.seq.states is not None:
-            ticket.seq.states.truncate(length)
+            ticket.seq.states.truncate(pos)
 
     def need(self, ticket: Ticket) -> bool:
         """The next step needs the positions. Return False if there are none."""

@@ -19,7 +19,7 @@ from fake_context import (
     sampling,
 )
 
-from lamella.base.errors import BackendError
+from lamella.base.errors import BackendError, CancelledError
 from lamella.base.settings import NO_FEED, NO_OVERLAP
 from lamella.model.batch import Batch
 from lamella.model.chat.formats import Marks
@@ -200,3 +200,23 @@ def test_a_failure_fails_both_steps(
     engine.close()
     assert context.pool.n_free == context.pool.n_pages
     assert "the step before has failed" not in caplog.text  # it was not read
+
+
+@pytest.mark.parametrize("n_kept", [None, 0])
+def test_a_text_that_is_cancelled_leaves_the_others(n_kept: int | None) -> None:
+    """It takes no token of the step that another one follows already."""
+    context, sinks = FakeContext(tops=True, n_kept=n_kept), [Recorder(), Recorder()]
+    engine = make_engine(context, n_parallel=2)
+    first, _ = [engine.submit(greedy(sink, *LONG, n_predict=20)) for sink in sinks]
+
+    def cancel(step: int) -> None:
+        if context.n_fed == 3:
+            engine.cancel(first)
+
+    context.on_decode = cancel
+    engine.start()
+    assert isinstance(sinks[0].error(), CancelledError)
+    sinks[1].result()
+    engine.close()
+    assert sinks[1].tokens == expected(LONG, GREEDY, 20)
+    assert context.pool.n_free == context.pool.n_pages

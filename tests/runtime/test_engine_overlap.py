@@ -272,9 +272,9 @@ def test_a_row_is_dropped_if_its_text_goes_on_with_another_token(
     dropped = list[Ticket]()
     again = Unsure.again
 
-    def seen(self: Unsure, ticket: Ticket) -> None:
+    def seen(self: Unsure, ticket: Ticket, pos: int) -> None:
         dropped.append(ticket)
-        again(self, ticket)
+        again(self, ticket, pos)
 
     monkeypatch.setattr(Unsure, "again", seen)
     found = list[list[list[int]]]()
