@@ -284,8 +284,8 @@ class Backend(ABC):
         """
 
     def check(self) -> None:  # noqa: B027 - optional
-        """Raise an error that work has reported so far, as `synchronize` does. Does not wait.
-        Fallback: nothing."""
+        """Raise an error that work has reported so far, as `synchronize` does. If there is none, do
+        not wait. Fallback: nothing."""
 
     @abstractmethod
     def graph_compute(self, graph: Graph) -> None:

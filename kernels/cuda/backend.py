@@ -285,6 +285,7 @@ class CudaBackend(Backend):
 
     def check(self) -> None:
         if self._reported[0]:
+            self.gpu.stream_synchronize(self.stream)  # a kernel may still write the other words
             call, value, limit, _ = self._reported
             self._reported[0] = 0
             raise self._error_of(call, value, limit)

@@ -189,6 +189,24 @@ def test_an_error_of_the_run_before_is_raised(chain: Chain) -> None:
     assert tokens_of(chain.outputs.read_rows([1] * 4, ())) == chain.next([1, 2, 3, 4])
 
 
+def test_a_report_is_read_when_it_is_complete(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that follows may be writing it: first that there is one, then the index."""
+    wait = chain.gpu.stream_synchronize
+
+    def finish(stream: Any) -> None:
+        wait(stream)
+        chain.backend._reported[1] = 123
+
+    chain.start([1, 2, 3, 4])
+    chain.follow(4)
+    chain.backend._reported[0] = -1
+    monkeypatch.setattr(chain.gpu, "stream_synchronize", finish)
+    with pytest.raises(BackendError, match="index 123"):
+        chain.scheduler.wait_followed(chain.graph)
+
+
 def test_what_cannot_follow(chain: Chain) -> None:
     assert not chain.scheduler.can_follow(chain.graph)
     chain.start([1, 2, 3, 4])
