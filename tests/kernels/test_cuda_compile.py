@@ -135,20 +135,30 @@ def compile_one(key: Key) -> str:
 
 @cache
 def logs_folder() -> Path:
-    """The folder of cached logs. Its name has a hash of all that logs depend on, except the source
-    file."""
+    """The folder of cached logs. Its name has a hash of all that each log depends on, except
+    files of sources."""
     assert NVRTC is not None
     key = hashlib.sha256(NVRTC.version.encode())
-    key.update(lookup_tables.header().encode())
-    for file in (Path(nvrtc.__file__), *sorted(FOLDER.glob("*.cuh"))):
-        key.update(file.name.encode() + b"\0" + file.read_bytes())
+    key.update(lookup_tables.header().encode() + Path(nvrtc.__file__).read_bytes())
     return Path(platformdirs.user_cache_dir("lamella")) / "nvrtc_logs" / key.hexdigest()[:16]
 
 
+@cache
+def texts_of(file: str) -> Mapping[str, str]:
+    """A file of `src/` and all that it includes, but for what is generated."""
+    found, left = {}, [file]
+    while left:
+        name = left.pop()
+        if name not in found and (FOLDER / name).exists():
+            found[name] = (FOLDER / name).read_text()
+            left += re.findall(r'#include "(.+?)"', found[name])
+    return dict(sorted(found.items()))
+
+
 def log_of(key: Key) -> str:
-    """The compiler's log, from the cache if the source is unchanged."""
+    """The compiler's log, from the cache if the files are unchanged."""
     source, arch = key
-    digest = hashlib.sha256(f"{source} {arch}".encode() + (FOLDER / source.file).read_bytes())
+    digest = hashlib.sha256(f"{source} {arch} {texts_of(source.file)}".encode())
     name = f"{digest.hexdigest()}.log"
     known = disk_cache.read(logs_folder(), name)
     if known is not None:
