@@ -17,6 +17,8 @@ constexpr int N_OWN = (N_OCTETS + WARPS - 1) / WARPS;     // of a warp: warp_id(
 
 typedef PoolTile<TYPE_K, HEAD_DIM_K, WARP, 1> Keys;
 typedef PoolTile<TYPE_V, SLICE, WARP, 1> Values;
+constexpr int TILES = Keys::SIZE + Values::SIZE;  // of a warp, in shared memory
+constexpr int PAIRS_AT_ONCE = 4;                  // of octets: limited by registers
 
 // What the warps of a block tell each other of their tiles.
 struct Shared {
@@ -69,7 +71,7 @@ struct Part {
 
     // Add the tiles of a round that queries see, in order. `products`: of the first warp's tile.
     DEVICE void add_round(const Shared &of, const Place &place, const Span &span,
-                          const float *products, int stride) {
+                          const uint4 *products) {
         const int begin = place.first - warp_id() * TILE;
 #pragma unroll 2  // more would take too many registers
         for (int t = 0; t < WARPS; t++) {
@@ -86,10 +88,10 @@ struct Part {
             for (int j = 0; j < N_OWN; j++) {
                 const int octet = warp_id() + j * WARPS;
                 if (octet >= N_OCTETS) break;
-                const float *const from = products + t * stride + 4 * WARP * octet + lane_id();
+                const uint4 v = products[t * TILES + lane_id() * Values::STRIDE + octet];
+                const float next[4] = {as_float(v.x), as_float(v.y), as_float(v.z), as_float(v.w)};
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    values[j][i] = fmaf(values[j][i], keep[i / 2], from[i * WARP]);
+                for (int i = 0; i < 4; i++) values[j][i] = fmaf(values[j][i], keep[i / 2], next[i]);
             }
         }
     }
@@ -107,19 +109,56 @@ struct Part {
     }
 };
 
-// Like multiply_values, for tiles with infinite or NaN values: see add_seen_values.
-DEVICE void multiply_seen(float (&sums)[2][4], const u32 (&w)[2][4], const uint4 *values,
-                          const Row *rows, int first, int pair) {
-#pragma unroll 1
-    for (int row = 0; row < 16; row++) {
-        u32 v[2][4];
-        float of_row[2][4];
-        load_values<Values::STRIDE>(v, values, pair);
-        clear_outside(v, rows[row].span.begin - first, rows[row].span.end - first);
-        multiply_values(of_row, w, v);
+// Put the products of a pair of octets in the place of its values, which no lane needs any more: a
+// lane's four of an octet are where the octet of one position was.
+DEVICE void store_products(uint4 *values, int pair, const float (&products)[2][4]) {
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (i % 4 / 2 * 8 + lane_id() / 4 == row) sums[i / 4][i % 4] = of_row[i / 4][i % 4];
+    for (int i = 0; i < 2; i++) {
+        const int octet = 2 * pair + i;
+        const float(&v)[4] = products[i];
+        if (octet < N_OCTETS)
+            values[lane_id() * Values::STRIDE + octet] =
+                make_uint4(as_bits(v[0]), as_bits(v[1]), as_bits(v[2]), as_bits(v[3]));
+    }
+}
+
+// Multiply weights and values; products take the place of the values. A warp computes it.
+DEVICE void multiply_tile(uint4 *values, const u32 (&w)[2][4]) {
+#pragma unroll
+    for (int first = 0; first < N_PAIRS; first += PAIRS_AT_ONCE) {
+        float products[PAIRS_AT_ONCE][2][4];
+#pragma unroll
+        for (int i = 0; i < PAIRS_AT_ONCE && first + i < N_PAIRS; i++) {
+            u32 v[2][4];
+            load_values<Values::STRIDE>(v, values, first + i);
+            multiply_values(products[i], w, v);
+        }
+        sync_warp();
+#pragma unroll
+        for (int i = 0; i < PAIRS_AT_ONCE && first + i < N_PAIRS; i++)
+            store_products(values, first + i, products[i]);
+    }
+}
+
+// The same for tiles with infinite or NaN values: see add_seen_values. `first`: the tile's position.
+DEVICE void multiply_seen(uint4 *values, const u32 (&w)[2][4], const Row *rows, int first) {
+#pragma unroll 1
+    for (int pair = 0; pair < N_PAIRS; pair++) {
+        float products[2][4];
+#pragma unroll 1
+        for (int row = 0; row < 16; row++) {
+            u32 v[2][4];
+            float of_row[2][4];
+            load_values<Values::STRIDE>(v, values, pair);
+            clear_outside(v, rows[row].span.begin - first, rows[row].span.end - first);
+            multiply_values(of_row, w, v);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (i % 4 / 2 * 8 + lane_id() / 4 == row)
+                    products[i / 4][i % 4] = of_row[i / 4][i % 4];
+        }
+        sync_warp();
+        store_products(values, pair, products);
     }
 }
 
@@ -155,30 +194,6 @@ struct Before {
             for (int i = 0; i < 4; i++) to[j + 1][i] = part.values[j][i];
     }
 };
-
-// A tile's weighted values, in the place of the values. A warp computes it.
-DEVICE void multiply_tile(uint4 *values, const u32 (&w)[2][4], const Queries &queries, int first,
-                          int end) {
-    float products[N_PAIRS][2][4];
-    const bool can_add_all = queries.can_add_all<Values::STRIDE>(values, first, end);
-#pragma unroll
-    for (int pair = 0; pair < N_PAIRS; pair++) {
-        if (can_add_all) {
-            u32 v[2][4];
-            load_values<Values::STRIDE>(v, values, pair);
-            multiply_values(products[pair], w, v);
-        } else {
-            multiply_seen(products[pair], w, values, queries.rows, first, pair);
-        }
-    }
-    sync_warp();
-    float *const to = reinterpret_cast<float *>(values) + lane_id();
-#pragma unroll
-    for (int octet = 0; octet < N_OCTETS; octet++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            to[(4 * octet + i) * WARP] = products[octet / 2][octet % 2][i];
-}
 
 // Finish a partition. `before`: the sums of earlier ones that the block computed.
 DEVICE void end_partition(const Params &p, const Work &work, const Queries &queries, int partition,
@@ -233,7 +248,7 @@ DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
     const int begin = max_of(own, work.span.begin) / PARTITION;
     const bool has_work = !work.span.is_empty() && begin <= last;
     if (!has_work && (blockIdx.z > 0 || !work.has_empty)) return;
-    uint4 *const tiles = shared + warp_id() * (Keys::SIZE + Values::SIZE);
+    uint4 *const tiles = shared + warp_id() * TILES;
     const Keys keys(p.t[K], work.heads.kv * HEAD_DIM_K, tiles);
     const Values values(p.t[V], work.heads.kv * HEAD_DIM_V + work.heads.slice * SLICE,
                         tiles + Keys::SIZE);
@@ -248,7 +263,7 @@ DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
     if (now.is_used) values.copy(0, now.cell, now.n);
     copy_async_commit();
     const Scores scores(p);
-    Queries queries(rows, 0, work, shared + WARPS * (Keys::SIZE + Values::SIZE));
+    Queries queries(rows, 0, work, shared + WARPS * TILES);
     queries.load(p, work);
     Part part;
     Before before;
@@ -294,11 +309,14 @@ DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
                 values.unpack(now.cell, now.n);
                 sync_warp();
             }
-            multiply_tile(tiles + Keys::SIZE, w, queries, now.first, work.span.end);
+            uint4 *const v = tiles + Keys::SIZE;
+            if (queries.can_add_all<Values::STRIDE>(v, now.first, work.span.end))
+                multiply_tile(v, w);
+            else
+                multiply_seen(v, w, rows, now.first);
         }
         sync_block();  // for the products of all tiles
-        part.add_round(of, now, work.span, reinterpret_cast<const float *>(shared + Keys::SIZE),
-                       4 * (Keys::SIZE + Values::SIZE));
+        part.add_round(of, now, work.span, shared + Keys::SIZE);
         if (now.is_last) {
             end_partition(p, work, queries, now.partition, part, before);
             part.clear();

@@ -109,6 +109,7 @@ struct Fragments {
     DEVICE void load(const float *const (&x)[2]) {
 #pragma unroll
         for (int step = 0; step < N_STEPS; step++) {
+            if (step % 4 == 0) sync_warp();  // limits the loads at once, and so the registers
             u32 q[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -248,6 +249,7 @@ DEVICE void add_values(Sums &sums, const u32 (&w)[2][4], const float (&keep)[2],
                        const uint4 *values) {
 #pragma unroll
     for (int pair = 0; pair < N_PAIRS; pair++) {
+        if (pair % 4 == 0) sync_warp();  // limits the loads at once, and so the registers
         u32 v[2][4];
         float next[2][4];
         load_values<STRIDE>(v, values, pair);
