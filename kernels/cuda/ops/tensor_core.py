@@ -45,6 +45,7 @@ WITH_MIN: Final = (
 
 PACKS_SCALES: Final = (GGMLType.Q4_K, GGMLType.Q5_K)  # in src/blocks.cuh
 UNPACKED: Final = 8 * STEP // BLOCK  # bytes of a row's scales and minima in shared memory
+WORK: Final = 64  # bytes of what a block computes, at most
 
 
 class Tile(NamedTuple):
@@ -185,7 +186,7 @@ def stages_of(type: GGMLType, tile: Tile, limits: Limits) -> tuple[int, int]:
     multiprocessor enough blocks."""
     columns = STEP + PIECE * (3 if type in WITH_MIN else 1)
     stage = tile.warps_k * (tile.rows * _row_slot(type) + tile.columns * columns)
-    others = 12 * tile.columns + _sums(tile) + quantized.GRID_BYTES.get(type, 0)
+    others = WORK + 12 * tile.columns + _sums(tile) + quantized.GRID_BYTES.get(type, 0)
     if type in PACKS_SCALES:
         others += UNPACKED * tile.rows * tile.warps_k
     registers = limits.registers(tile.threads, tile.blocks_per_sm)

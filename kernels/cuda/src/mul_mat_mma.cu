@@ -150,19 +150,21 @@ struct Loader {
         const i64 offset = Rows::begin(step) + Rows::offset(piece, step % 2);
         const int spare = -Rows::needed(piece, work.n_blocks - step * STEP_BLOCKS);
         char *to = slots + row * ROW_SLOT + PIECE * piece;
-        u64 begins[MATRICES];
+        const int last = work.n_rows - 1;  // read once, not after each copy
+        u64 begins[MATRICES], row_bytes[MATRICES];
 #pragma unroll
         for (int m = 0; m < MATRICES; m++) {
             begins[m] = reinterpret_cast<u64>(work.matrix[m] + offset);
+            row_bytes[m] = work.row_bytes[m];
         }
 #pragma unroll 8
         for (int i = 0; i < N_ROWS; i += ROWS_AT_ONCE) {
             // past the last row, copy the last one again
-            const int own = row_in(i) + row, last = work.n_rows - 1;
+            const int own = row_in(i) + row;
             const u64 r = static_cast<u32>(own < last ? own : last);
             const u64 from = matrix_of(i) == 0
-                                 ? begins[0] + r * work.row_bytes[0]
-                                 : begins[MATRICES - 1] + r * work.row_bytes[MATRICES - 1];
+                                 ? begins[0] + r * row_bytes[0]
+                                 : begins[MATRICES - 1] + r * row_bytes[MATRICES - 1];
             if (misalignment(from) > spare) {
                 copy_async(to + i * ROW_SLOT,
                            reinterpret_cast<const char *>(from & ~static_cast<u64>(PIECE - 1)));
@@ -172,7 +174,7 @@ struct Loader {
 
     DEVICE void load_columns(char *slots, int step) const {
         const int piece = thread % COL_LANES;
-        const char *values = work.columns + step * STEP + PIECE * piece;
+        const char *const all = work.columns, *values = all + step * STEP + PIECE * piece;
         const u32 *own = columns + thread / COL_LANES;
         char *to = slots + thread / COL_LANES * COL_SLOT + PIECE * piece;
 #pragma unroll
@@ -182,7 +184,7 @@ struct Loader {
         }
         if (thread >= N_COLS) return;
         const i64 kp = work.kp();
-        const char *place = work.columns + static_cast<u64>(columns[thread]) * UNIT;
+        const char *place = all + static_cast<u64>(columns[thread]) * UNIT;
         char *slot = slots + thread * COL_SLOT;
         copy_async(slot + COLUMN_SCALES, q8_scales(place, kp) + step * STEP_BLOCKS);
         if (Type::HAS_MIN) copy_async(slot + COLUMN_SUMS, q8_sums(place, kp) + step * STEP_BLOCKS);
@@ -370,6 +372,7 @@ DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
         const Columns columns(tile, first);
 #pragma unroll
         for (int m = 0; m < MT; m++) {
+            if (!HAS_START && m > 0) sync_warp();  // limits the products at once
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 float product[4], sums[4];
@@ -411,7 +414,7 @@ DEVICE void store_sums(const Params &p, const Work &w, const float (&total)[N_OU
                        char *const *results, int warp) {
     const float alpha = static_cast<float>(p.param[ALPHA].f);
     const float limit = static_cast<float>(p.param[LIMIT].f);
-    const int g = lane_id() / 4, t = lane_id() % 4;
+    const int g = lane_id() / 4, t = lane_id() % 4, n_rows = w.n_rows, first_row = w.first_row;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
 #pragma unroll
@@ -425,8 +428,8 @@ DEVICE void store_sums(const Params &p, const Work &w, const float (&total)[N_OU
                     const int row = 16 * (MT / MATRICES * warp + m) + 8 * r + g;
                     const float v = total[4 * (m * NT + n) + 2 * r + c];
                     const float gated = total[4 * ((MATRICES - 1) * NT + n) + 2 * r + c];
-                    if (row >= w.n_rows) continue;
-                    to[w.first_row + row] = MATRICES == 1 ? v : glu(GATE, v, gated, alpha, limit);
+                    if (row >= n_rows) continue;
+                    to[first_row + row] = MATRICES == 1 ? v : glu(GATE, v, gated, alpha, limit);
                 }
             }
         }
@@ -484,11 +487,13 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
     __shared__ float4 unpacked[Type::PACKS_SCALES ? THREADS / WARP : 1][16 * MT * PAIRS];
     const int group = WARPS_K == 1 ? 0 : threadIdx.x / GROUP;
     const int thread = threadIdx.x - group * GROUP, warp = thread / WARP;
-    Work w;
+    __shared__ Work w;  // in registers, it would make totals spill
+    Work found;
     int batch;
-    if (!find_work(p, w, batch)) return;
+    if (!find_work(p, found, batch)) return;
+    if (threadIdx.x == 0) w = found;
     for (int c = threadIdx.x; c < N_COLS; c += THREADS) {
-        find_column(p, w, batch, c, columns[c], results[c]);
+        find_column(p, found, batch, c, columns[c], results[c]);
     }
     Type::prepare();
     sync_block();
