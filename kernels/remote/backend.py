@@ -11,12 +11,13 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from ...alloc.buffer import Buffer, Data, as_bytes, buffer_of, tensor_get
 from ...alloc.host import HostBuffer
-from ...base.errors import DeviceLostError
+from ...base.errors import BackendError, DeviceLostError
 from ...graph.cost import Cost
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS
@@ -95,6 +96,8 @@ class RemoteBackend(Backend):
 
     def free(self) -> None:
         if not self._freed:
+            with suppress(BackendError):  # its work uses memory that may be freed next
+                self.synchronize()
             self._freed = True
             self.control.close_stream(self._channel)
             super().free()

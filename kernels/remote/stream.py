@@ -129,6 +129,7 @@ class Stream:
             if self._closed:
                 self._queue.clear()
                 if not self.ended.is_set():
+                    self._backend.work = None  # the driver's: it may still write there
                     self._backend.free()
                     self._long.put(False)
                     self.ended.set()

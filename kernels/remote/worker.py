@@ -95,12 +95,14 @@ class Worker:
             with suppress(OSError):  # not connected, on some systems
                 self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._server.close()
+        for channel in self._channels:  # first: no request shall find freed memory
+            channel.close()
         self._reactor.close()
-        for channel in (*self._channels, *self.peers):
+        for channel in self.peers:
             channel.close()
         for stream in self._streams:
             stream.ended.wait(END_SECONDS)  # its work uses the buffers
-        for buffer in self.buffers.values():
+        for buffer in list(self.buffers.values()):
             buffer.free()
         self.buffers.clear()
 

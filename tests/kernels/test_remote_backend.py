@@ -378,3 +378,55 @@ def test_a_lost_worker_ends_all_waits(world: World) -> None:
     with pytest.raises(DeviceLostError):
         backend.graph_plan_compute(plan)
     assert backend.device.lost
+
+
+def with_work(world: World) -> RemoteBackend:
+    """A backend whose scratch memory is the worker's."""
+    backend = world.open(CpuDevice(1))
+    backend.workspace(64)
+    graph, _memory = place(backend, ops.sqr(inp(4).set_output()).set_output())
+    backend.graph_compute(graph)
+    backend.synchronize()
+    return backend
+
+
+def test_a_stream_that_ends_frees_no_memory_of_the_driver(world: World) -> None:
+    backend = with_work(world)
+    stream = world.lent.workers[0]._streams[0]
+    stream._channel.cut()
+    assert stream.ended.wait(SOON)
+    assert backend.work is not None
+    backend.work.clear(1)
+
+
+def test_a_worker_that_closes_answers_no_request_about_freed_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, errors = with_work(world), list[str]()
+    work, reactor = backend.work, world.lent.workers[0]._reactor
+    assert work is not None
+    close = reactor.close
+
+    def close_and_ask() -> None:
+        close()
+        with pytest.raises(DeviceLostError, match="ray:node1/CPU: the connection") as found:
+            work.clear(1)
+        errors.append(str(found.value))
+
+    monkeypatch.setattr(reactor, "close", close_and_ask)
+    world.lent.workers[0].close()
+    assert len(errors) == 1
+
+
+def test_a_freed_backend_has_no_work_in_flight(world: World) -> None:
+    gate = Gate()
+    backend = world.open(SimDevice("SIM0", delay=gate))
+    graph, _memory = place(backend, ops.sqr(inp(4).set_output()).set_output())
+    backend.graph_compute(graph)
+    frees = threading.Thread(target=backend.free)
+    frees.start()
+    frees.join(0.1)
+    assert frees.is_alive()
+    gate.open.set()
+    frees.join(SOON)
+    assert not frees.is_alive()
