@@ -34,6 +34,7 @@ from .job import Job
 from .prefixes import Prefixes
 from .pulse import Pulse
 from .queue import Call, JobQueue
+from .reports import Observers
 from .runner import Runner
 from .slots import Slots
 from .steps import Steps
@@ -83,14 +84,14 @@ class Engine:
         self._store = store
         self.draft_model = draft_model
         self._worker = Worker("lamella-engine", self._run)
+        self._observers = Observers()
         self._runner = Runner(
             *(context, vocab, self._queue, n_parallel, params.max_itl, self._worker.pulse),
             store=store,
             spelling=lambda: self.compiler.spelling,
             draft_model=draft_model,
-            when_told=self._stepped,
+            when_told=self._observers.tell,
         )
-        self._when_stepped: list[Callable[[], None]] = []
 
     @property
     def n_ctx(self) -> int:
@@ -247,8 +248,8 @@ class Engine:
 
     def when_stepped(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the engine's thread when sinks have news: after each step, and after
-        the tokens that they get while the next step computes."""
-        self._when_stepped.append(callback)
+        the tokens that they get while the next step computes. An error of it is only logged."""
+        self._observers.add(callback)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` when no step can run any more: now, or on the engine's thread after its
@@ -318,14 +319,10 @@ class Engine:
                 except Exception as e:  # a bug of ours: the running jobs fail, the engine continues
                     runner.fail_all(e)
                 pulse.end()
-                self._stepped()
+                self._observers.tell()
         finally:
             self._drain()
 
-    def _stepped(self) -> None:
-        for callback in self._when_stepped:
-            callback()
-
     def _drain(self) -> None:
         self._runner.drain()
-        self._stepped()
+        self._observers.tell()

@@ -1,4 +1,4 @@
-"""Reports of a job's end to its sink.
+"""Reports to sinks and observers. Their errors are logged: the engine goes on.
 
 Tested by tests/runtime/test_engine_faults.py.
 """
@@ -31,3 +31,25 @@ def report(callback: Callable[[T], None], end: T) -> None:
         callback(end)
     except Exception:
         log.exception("a sink raised")
+
+
+class Observers:
+    """Callbacks that the engine calls after its steps."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+        self._faulty: set[int] = set()  # places of those whose error was logged
+
+    def add(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def tell(self) -> None:
+        """Call all. The first error of each is logged; it is called again all the same."""
+        for i, callback in enumerate(self._callbacks):
+            try:
+                callback()
+            except Exception:
+                if i not in self._faulty:
+                    self._faulty.add(i)
+                    name = getattr(callback, "__qualname__", repr(callback))
+                    log.exception("%s raised after a step; later errors are not logged", name)

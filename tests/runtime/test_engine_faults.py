@@ -216,6 +216,29 @@ def test_a_sink_that_raises_in_failed_does_not_affect_other_jobs() -> None:
         assert is_alive(engine)
 
 
+def test_an_observer_that_raises_does_not_affect_jobs_and_other_observers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    n_calls, told = list[None](), list[None]()
+
+    def broken_observer() -> None:
+        n_calls.append(None)
+        raise ValueError("the observer is broken")
+
+    sink = Recorder()
+    with caplog.at_level(logging.ERROR, "lamella.engine"), running(FakeContext()) as engine:
+        engine.when_stepped(broken_observer)
+        engine.when_stepped(lambda: told.append(None))
+        engine.submit(job(sink, 4, 5, seed=2, n_predict=9))
+        sink.result()
+        assert is_alive(engine)
+    assert sink.tokens == expected((4, 5), sampling(2), 9)
+    assert len(n_calls) == len(told) > 9
+    (record,) = caplog.records  # once, with its name and its place
+    assert "broken_observer raised after a step" in record.message
+    assert record.exc_info is not None
+
+
 def fail_decode(context: FakeContext, error: Exception, at: int) -> None:
     def raising(step: int) -> None:
         if step == at:
