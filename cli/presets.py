@@ -30,6 +30,7 @@ from .parser import Note, Parser, Refused
 log = get_logger("router")
 
 SLEEP: Final = "sleep_idle_seconds"
+CACHE: Final = "cache_ram"
 ALIAS: Final = "alias"
 N_STOP_SECONDS_MAX: Final = 3600
 VERSION: Final = "version"
@@ -61,8 +62,10 @@ class Setting(NamedTuple):
 class PresetReader:
     """Reads presets with the flags of a parser."""
 
-    def __init__(self, parser: Parser) -> None:
+    def __init__(self, parser: Parser, *, shares_cache: bool = False) -> None:
+        """`shares_cache`: the command line sets the memory for prompts, which wins over presets."""
         self._parser = parser
+        self._shares_cache = shares_cache
         self._flags = parser.flags_with_values()
         self._variables = {
             name: action for action in self._flags.values() for name in sources.variables(action)
@@ -109,6 +112,7 @@ class PresetReader:
             load_on_startup=_own(section, shared, LOAD, truth, False),
             stop_timeout=_own(section, shared, STOP, _seconds, N_STOP_SECONDS),
             sleep_idle_seconds=config.sleep_idle_seconds if sleep is None else int(sleep.value),
+            has_own_cache=CACHE in settings and not self._shares_cache,
         )
 
     def _settings(self, section: Section) -> Iterator[Setting]:

@@ -30,7 +30,7 @@ from ..server.router.link import RouterLink, link_to_router
 from ..server.router.preset import SUFFIX, Preset
 from .download import model_name
 from .flags import given, open_params
-from .presets import PresetReader
+from .presets import CACHE, PresetReader
 from .start import open_served, warn_of
 
 N_CONNECTIONS_MAX: Final = 1_000_000
@@ -52,7 +52,8 @@ def serve_models(args: argparse.Namespace, config: ServerConfig, router: RouterC
         find = partial(_only_model, args, router)
     else:
         _check_no_model(args)
-        find = partial(PresetReader(args.parser).presets, router)
+        shares_cache = hasattr(args, CACHE) and args.parser.is_typed(CACHE)
+        find = partial(PresetReader(args.parser, shares_cache=shares_cache).presets, router)
     presets = find()  # errors are reported before slow imports
     from ..server.router.app import run_router  # noqa: PLC0415 - slow to import
 
@@ -90,7 +91,7 @@ def serve_member(
     with _reporting(link):
         params = open_params(args)
 
-    def load(admit: Admit | None = None) -> Instance | EmbeddingInstance:
+    def load(admit: Admit) -> Instance | EmbeddingInstance:
         with _reporting(link):
             model = open_served(params, defaults, link, admit=admit)
         warn_of(model)
@@ -107,7 +108,7 @@ def serve_member(
         return run_server(
             _on_socket(config, socket),
             loading.result,
-            load_again=load,  # the router has admitted it before
+            load_again=partial(load, link.again),
             role=Role.MEMBER,
             announce=announce,
         )

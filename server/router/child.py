@@ -84,13 +84,16 @@ class Child:
         """Wait until it can plan: it may download its model before. Raises UnavailableError."""
         await self._ready
 
-    async def plan(self, n_bytes_others: int) -> Verdict:
-        """Let it plan. `n_bytes_others`: allocated by other models and not yet written.
+    async def plan(self, n_bytes_others: int, n_caches: int) -> Verdict:
+        """Let it plan. `n_bytes_others`: allocated by other models and not yet written. `n_caches`:
+        so many models share the memory of `-cram`.
 
         Raises:
             UnavailableError: it cannot, or has ended.
         """
-        return Verdict(**await self._ask(PLAN, {"do": PLAN, "others": n_bytes_others}))
+        return Verdict(
+            **await self._ask(PLAN, {"do": PLAN, "others": n_bytes_others, "caches": n_caches})
+        )
 
     async def load(self, on_progress: Callable[[float], None]) -> None:
         """Let it load as it has planned, until it serves. Raises UnavailableError."""

@@ -89,6 +89,11 @@ class Fleet:
         """The names of all models, and their aliases."""
         return list(self._names)
 
+    @property
+    def n_caches(self) -> int:
+        """The most models that share the memory of `-cram`."""
+        return min(self.n_max or len(self), len(self))
+
     def find(self, name: str) -> Member | None:
         """The model with a name or an alias."""
         return self._names.get(name)
@@ -260,7 +265,8 @@ class Fleet:
             if 0 < self.n_max <= n_loaded:
                 lacking = f"{n_loaded} models are loaded, --models-max allows no more"
             else:
-                verdict = await child.plan(await self._untouched_bytes())
+                n_caches = 1 if member.preset.has_own_cache else self.n_caches
+                verdict = await child.plan(await self._untouched_bytes(), n_caches)
                 if verdict.fits:
                     return
                 lacking = verdict.lacking

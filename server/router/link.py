@@ -1,13 +1,15 @@
 """The link of a model's process to its router: lines of JSON on stdin and stdout.
 
                                       ->  {"ready": true}, after a download, or "error"
-    {"do": "plan", "others": BYTES}   ->  {"plan": {"fits": true, "lacking": ""}}, or "error"
+    {"do": "plan", "others": BYTES, "caches": 4}
+                                      ->  {"plan": {"fits": true, "lacking": ""}}, or "error"
     {"do": "load"}                    ->  {"progress": 0.5} ..., {"loaded": true}, or "error"
     {"do": "memory"}                  ->  {"memory": BYTES}
 
 The process plans when it is told to, and loads when its plan is accepted. So the router decides,
 and knows no plan. `others` are bytes that other models have allocated and not yet written: the
-system reports them as free. The process ends when its stdin ends, as when the router is killed.
+system reports them as free. `caches` models share the memory of `-cram`. The process ends when its
+stdin ends, as when the router is killed.
 Tested by tests/cli/test_serve_models.py.
 """
 
@@ -19,6 +21,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Final
 
@@ -63,6 +66,7 @@ class RouterLink:
         self._orders: SimpleQueue[Message] = SimpleQueue()
         self._lock = threading.Lock()
         self._t_progress = 0.0
+        self._n_caches = 1
 
     def start(self) -> None:
         """Begin to obey the router."""
@@ -86,9 +90,20 @@ class RouterLink:
             if order["do"] == LOAD:
                 assert plan is not None, "the router accepts a plan that it has not seen"
                 return plan
+            self._n_caches = order["caches"]
             with reserved_for_others(order["others"]):
-                plan = plan_now()
+                plan = self.again(plan_now)
             self.send(plan=_verdict(plan))
+
+    def again(self, plan_now: Callable[[], ModelPlan]) -> ModelPlan:
+        """A plan of a model that the router has admitted: with its part of the memory for prompts
+        that leave the context."""
+        plan = plan_now()
+        n_mib = plan.params.cache.cache_ram or 0
+        if n_mib <= 0 or self._n_caches == 1:
+            return plan
+        n_own = max(n_mib // self._n_caches, 1)
+        return replace(plan, params=plan.params.change(cache_ram=n_own))
 
     def on_load(self, done: int, total: int) -> None:
         """Report that `done` of `total` bytes of weights are loaded."""

@@ -31,6 +31,7 @@ class Preset:
         load_on_startup: load it when the server starts.
         stop_timeout: seconds to stop its process; then it is killed.
         sleep_idle_seconds: seconds without requests until it leaves the memory; -1: never.
+        has_own_cache: its `-cram` is for it alone; else it is for all models together.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Preset:
     load_on_startup: bool = False
     stop_timeout: int = N_STOP_SECONDS
     sleep_idle_seconds: int = -1
+    has_own_cache: bool = False
 
 
 def find_models(folder: str) -> dict[str, Path]:

@@ -88,6 +88,21 @@ def test_keys_that_are_no_flags_of_the_process(tmp_path: Path) -> None:
     assert len(found.flags) == 1
 
 
+def test_the_memory_of_a_prompt_cache_is_a_model_s_own_if_its_preset_sets_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "models").mkdir()
+    for name in "ab":
+        (tmp_path / "models" / f"{name}.gguf").touch()
+    ini = tmp_path / "a.ini"
+    ini.write_text("[a]\ncram = 100\n")
+    config = RouterConfig.make({"models_dir": str(tmp_path / "models"), "models_preset": str(ini)})
+    found = {preset.name: preset.has_own_cache for preset in reader().presets(config)}
+    assert found == {"a": True, "b": False}
+    typed = PresetReader(command_parser("serve"), shares_cache=True).presets(config)
+    assert not any(preset.has_own_cache for preset in typed)
+
+
 def test_a_name_on_the_hub_needs_no_model(tmp_path: Path) -> None:
     found = presets(tmp_path, "[org/model-GGUF:Q8_0]\n")
     assert found["org/model-GGUF:Q8_0"].flags == ("--model=org/model-GGUF:Q8_0",)

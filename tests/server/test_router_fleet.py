@@ -85,6 +85,30 @@ def run(test: Awaitable[None]) -> None:
     asyncio.run(with_timeout())
 
 
+def test_models_share_a_prompt_cache_unless_they_have_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, shares = child_module.Child.plan, dict[str, int]()
+
+    async def noted(self: child_module.Child, others: int, n_caches: int) -> child_module.Verdict:
+        shares[self.name] = n_caches
+        return await plan(self, others, n_caches)
+
+    monkeypatch.setattr(child_module.Child, "plan", noted)
+
+    async def test() -> None:
+        presets = [model(name, 1, has_own_cache=name == "d") for name in "abcd"]
+        async with world(tmp_path, *presets, n_max=3) as w:
+            for name in "abd":
+                await w.use(name)
+            assert shares == {"a": 3, "b": 3, "d": 1}
+            for n_max, n_caches in ((0, 4), (4, 4), (9, 4), (1, 1)):
+                w.fleet.n_max = n_max
+                assert w.fleet.n_caches == n_caches
+
+    run(test())
+
+
 def test_a_model_is_loaded_once_and_stays(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, model("a", aliases=("x",)), model("b")) as w:

@@ -1,0 +1,44 @@
+"""The link of a model's process to its router: what a plan gets from the router's orders."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+
+import pytest
+from open_params import open_params
+
+from lamella.model.shipped import shipped_model
+from lamella.runtime.fit import plan_model
+from lamella.server.router.link import Message, RouterLink, to_line
+
+
+def linked(n_caches: int) -> RouterLink:
+    """A link whose router accepts the first plan."""
+    orders: list[Message] = [{"do": "plan", "others": 0, "caches": n_caches}, {"do": "load"}]
+    link = RouterLink(
+        io.BytesIO(b"".join(to_line(order) for order in orders)), io.BytesIO(), lambda: None
+    )
+    link._listen()
+    return link
+
+
+@pytest.mark.parametrize(
+    ("given", "n_caches", "own"),
+    [(900, 1, 900), (900, 4, 225), (3, 4, 1), (0, 4, 0), (-1, 4, -1)],
+)
+def test_models_share_the_memory_for_prompts(given: int, n_caches: int, own: int) -> None:
+    params = open_params(shipped_model(), n_ctx=64, n_parallel=1, n_ubatch=32, cache_ram=given)
+    link = linked(n_caches)
+    plan_now = partial(plan_model, params)
+    assert link.admitted(plan_now).params.cache.cache_ram == own
+    assert link.again(plan_now).params.cache.cache_ram == own  # opened again without the router
+
+
+def test_models_share_the_default_memory_for_prompts() -> None:
+    params = open_params(shipped_model(), n_ctx=64, n_parallel=1, n_ubatch=32)
+    alone, shared = (
+        linked(n).admitted(partial(plan_model, params)).params.cache.cache_ram for n in (1, 4)
+    )
+    assert alone is not None and shared is not None
+    assert 0 < shared <= alone // 4 + 16  # what is free changes a little
