@@ -2,7 +2,8 @@
 
 A stream's bytes that follow others within a gap wait for its end, and go as one message. The gap
 grows with the number of streams: a single one of a large model waits for nothing, and many share
-about `N_PER_S` messages a second. Knows no Ray and no route.
+about `N_PER_S` messages a second. A stream whose client is slow waits for it. Knows no Ray and no
+route.
 Tested by tests/cluster/test_coalescing.py.
 """
 
@@ -17,6 +18,7 @@ Message = Mapping[str, Any]
 
 N_PER_S: Final = 160  # messages of all streams
 GAP_MAX_S: Final = 0.05
+N_WAITING_MAX: Final = 64 * 1024  # bytes of a stream; then it waits for its client
 
 
 class Coalescing:
@@ -55,21 +57,26 @@ class _Stream:
         self._t_next = 0.0
 
     async def send(self, message: Message) -> None:
-        """Send a message, or let its bytes wait. Raises what sending what waited has raised."""
+        """Send a message, or let its bytes wait. Waits itself if too many do. Raises what sending
+        what waited has raised."""
         if message["type"] != "http.response.body":
             await self._send(message)
             return
-        is_last = not message.get("more_body", False)
-        if is_last and self._is_sleeping:
-            self.forget()
-        elif self._later is not None and (is_last or self._later.done()):
-            later, self._later = self._later, None
-            await later
-        self._waiting += message.get("body", b"")
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        is_full = len(self._waiting) + len(body) > N_WAITING_MAX
+        later = self._later
+        if later is not None and (is_last or is_full or later.done()):
+            self._later = None
+            if self._is_sleeping:
+                later.cancel()
+                self._is_sleeping = False
+            else:
+                await later
+        self._waiting += body
         seconds = self._t_next - asyncio.get_running_loop().time()
         if is_last:
             await self._send({**message, "body": bytes(self._waiting)})
-        elif self._later is None and seconds <= 0:
+        elif self._later is None and (is_full or seconds <= 0):
             await self._send_waiting()
         elif self._later is None:
             self._is_sleeping = True

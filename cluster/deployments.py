@@ -45,7 +45,8 @@ GAUGES: Final = {
 
 
 WAIT_S: Final = 30.0  # the longest wait for a replica
-SETTLE_S: Final = 10.0
+SETTLE_S: Final = 10.0  # for the end of a request whose client is gone
+REPLIED_S: Final = 1.0  # for that of a request whose reply has ended
 LEASE_ERRORS: Final = (RayError, RayServeException, StopAsyncIteration, ClosedError)
 
 
@@ -136,6 +137,7 @@ class HandleTarget:
         routed = replace(call, headers=(), body=b"", sent=None, ended=self._ended)
         leases = self._handle.options(stream=True).lend.remote(routed)
         watch: asyncio.Task[None] | None = None
+        settle_s = SETTLE_S
         try:
             async with asyncio.timeout(WAIT_S):
                 lease: Lease = await anext(leases)
@@ -143,6 +145,7 @@ class HandleTarget:
             async with aclosing(self._connections.reply(call, lease, watch)) as items:
                 async for item in items:
                     yield item
+            settle_s = REPLIED_S  # a server that refused a request may not know of its lease
         except TimeoutError:
             raise OverloadedError(
                 f"model {self.name}: no replica has taken the request within {WAIT_S:.0f} s"
@@ -152,7 +155,7 @@ class HandleTarget:
             raise LostError(lost_text(who, error)) from None
         finally:
             self._ended.extend(call.routed_to[-1:])
-            ending = asyncio.create_task(_settle(leases, watch))
+            ending = asyncio.create_task(_settle(leases, watch, settle_s))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
@@ -172,11 +175,11 @@ async def _end_of(leases: AsyncIterator[Lease]) -> None:
         pass
 
 
-async def _settle(leases: Any, watch: asyncio.Task[None] | None) -> None:
+async def _settle(leases: Any, watch: asyncio.Task[None] | None, seconds: float) -> None:
     """Let a lease end by itself, as its replica knows that the request has ended. Cancel it if it
-    does not."""
+    does not within `seconds`."""
     if watch is not None:
-        await asyncio.wait({watch}, timeout=SETTLE_S)
+        await asyncio.wait({watch}, timeout=seconds)
     with suppress(Exception):
         leases.cancel()
     if watch is not None and not watch.cancel() and not watch.cancelled():

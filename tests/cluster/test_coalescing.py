@@ -92,3 +92,42 @@ def test_a_client_that_is_gone() -> None:
     ]
     with pytest.raises(ConnectionResetError):
         asyncio.run(sent(steps, fails=True))
+
+
+@pytest.mark.parametrize("is_sleeping", [True, False])
+def test_a_slow_client_holds_up_its_stream(is_sleeping: bool) -> None:
+    """Whether the bytes wait for the end of a gap, or for those before them to be sent."""
+    part, n_parts = bytes(10_000), 40
+    n_given, n_got = 0, 0
+
+    async def work() -> None:
+        reads = asyncio.Semaphore(0)
+
+        async def app(scope: object, receive: object, send: Any) -> None:
+            nonlocal n_given
+            await send(START)
+            await send(body(b"first"))
+            if not is_sleeping:
+                await asyncio.sleep(0.15)  # longer than the gap
+            for _ in range(n_parts):
+                await send(body(part))
+                n_given += len(part)
+            await send(body(b"", more=False))
+
+        async def send(message: Mapping[str, Any]) -> None:
+            nonlocal n_got
+            if message["type"] == "http.response.body" and message["body"] != b"first":
+                await reads.acquire()
+                n_got += len(message["body"])
+
+        reply = asyncio.ensure_future(Coalescing(app)({"type": "http"}, None, send))
+        await asyncio.sleep(0.5)
+        assert n_given <= coalescing.N_WAITING_MAX + len(part)
+        while not reply.done():
+            reads.release()
+            await asyncio.sleep(0.001)
+            assert n_given - n_got <= 2 * (coalescing.N_WAITING_MAX + len(part))
+        await reply
+
+    asyncio.run(work())
+    assert n_got == n_parts * len(part)
