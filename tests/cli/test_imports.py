@@ -79,3 +79,29 @@ def test_a_process_started_ahead_has_imported_what_a_model_needs() -> None:
     code = SPARE + SERVE.format(path=PATH)
     imported(code)  # compiles kernels that are missing
     assert imported(code) == {"lamella.model.arch.llama"}
+
+
+INTERRUPTED_IMPORT = """
+import runpy
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lamella.cli.parser":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder())
+runpy.run_module({module!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["lamella", "lamella.cli"])
+def test_ctrl_c_during_the_imports_of_the_command_is_silent(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT.format(module=module)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
