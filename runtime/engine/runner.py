@@ -97,8 +97,10 @@ class Runner:
         self._pulse = pulse
         self._pace = Pace(context.n_ubatch, max_itl)
         self._sampler = OutputSampler(n_parallel, context.host_threads, self.counters)
+        is_late = context.computes_aside and not NO_OVERLAP()
         self._speculation = Speculation(
-            vocab, spelling, context.n_checked_max, self._pace.ms_of, draft_model
+            *(vocab, spelling, context.n_checked_max, self._pace.ms_of, draft_model),
+            rests=is_late,
         )
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._grammars = GrammarQueue()
@@ -113,7 +115,7 @@ class Runner:
             self._unsure,
             self.counters,
             when_told,
-            is_late=context.computes_aside and not NO_OVERLAP(),
+            is_late=is_late,
         )
         self._ahead = Ahead(context, vocab.eog, self._speculation, self._unsure)
         self._may_feed = not NO_FEED()

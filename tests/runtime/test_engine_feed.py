@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,15 @@ from lamella.model.batch import Batch
 from lamella.model.chat.formats import Marks
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine import ahead, runner
+from lamella.runtime.engine.drafts.ngram import NgramSource
+from lamella.runtime.engine.drafts.source import Draft
 from lamella.runtime.engine.job import Job, StopType
 from lamella.runtime.engine.thinking import Thinking
 from lamella.runtime.speculative_params import SpecType, SpeculativeParams
 
 PROMPT = (7, 8, 9)
 GREEDY = SamplingParams(temperature=0.0)
+AUTO = SpeculativeParams(spec_type=(SpecType.AUTO,), spec_ngram_size=3)
 NO_GUESSES = SpeculativeParams(spec_type=(SpecType.NONE,))
 
 
@@ -118,6 +121,27 @@ def test_texts_end_and_others_take_their_places(n: int) -> None:
         assert sink.tokens == expected(prompt, GREEDY, 30 + len(prompt))[:most]
     assert results[0].stop_type is StopType.EOS
     assert context.n_fed > 5
+
+
+def test_a_text_without_guesses_is_fed_in_most_steps() -> None:
+    """It is asked for guesses in every eighth step only."""
+    context, sink = FakeContext(tops=True), Recorder()
+    asked = list[int]()
+    draft = NgramSource.draft
+
+    def seen(self: NgramSource, tokens: Sequence[int], n_max: int) -> Draft:
+        found = draft(self, tokens, n_max)
+        asked.append(len(found.tokens))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NgramSource, "draft", seen)
+        params = replace(request(GREEDY, n_predict=120, ignore_eos=True), speculative=AUTO)
+        with running(context, Job(prompt=LONG, params=params, sink=sink)):
+            sink.result()
+    assert len(sink.tokens) == 120
+    assert sum(asked) < 20  # tokens of the fake text are random
+    assert len(asked) < 40 and context.n_fed > 50
 
 
 def test_a_sampled_text_lets_the_others_wait() -> None:

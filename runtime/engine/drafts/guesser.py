@@ -17,16 +17,17 @@ from .synthetic import SyntheticSource
 from .table import NgramTable, TableSource
 
 N_REST: Final = 15  # steps without guesses at most, where guesses do not pay
+N_REST_NONE: Final = 7  # the same, where there are none
 N_PIECE_MAX: Final = 64  # bytes of a token that a forced text is spelled with
 
 
 class Rest:
-    """Steps without guesses, after several whose guesses would not have paid."""
+    """Steps without guesses, after several whose guesses would not have paid, or that had none."""
 
-    __slots__ = ("_n_left", "_n_skipped")
+    __slots__ = ("_n_left", "_n_missed", "_n_skipped")
 
     def __init__(self) -> None:
-        self._n_left = self._n_skipped = 0
+        self._n_left = self._n_missed = self._n_skipped = 0
 
     @property
     def lasts(self) -> bool:
@@ -41,9 +42,16 @@ class Rest:
         return True
 
     def add(self, *, pays: bool) -> None:
-        """Count a step."""
+        """Count a step with guesses."""
+        self._n_missed = 0
         self._n_skipped = 0 if pays else self._n_skipped + 1
         self._n_left = min(self._n_skipped // 2, N_REST)
+
+    def miss(self) -> None:
+        """Count a step for which there were no guesses. While a text rests, its steps can start
+        before the host knows their tokens."""
+        self._n_missed += 1
+        self._n_left = min(self._n_missed // 2, N_REST_NONE)
 
 
 class Guesser:

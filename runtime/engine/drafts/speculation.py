@@ -49,6 +49,8 @@ class Speculation:
         n_max: int,
         ms_of: Callable[[int], float | None],
         model: Drafter | None = None,
+        *,
+        rests: bool = False,
     ) -> None:
         """
         Args:
@@ -57,12 +59,14 @@ class Speculation:
             n_max: most tokens of a step with guesses.
             ms_of: see `best_widths`.
             model: guesses where the texts themselves give no likely guess.
+            rests: texts without guesses are not asked for some in each step.
         """
         self._vocab = vocab
         self._spelling = spelling
         self._n_max = n_max
         self._ms_of = ms_of
         self._model = model
+        self._rests = rests
         self._acceptance = Acceptance()
         self._tables = NgramTables()
 
@@ -164,6 +168,8 @@ class Speculation:
             return NO_DRAFT
         draft = guesser.draft(ticket.tokens, n_max)
         if not draft.tokens and ticket.matcher is None:
+            if self._rests:
+                guesser.rest.miss()
             return NO_DRAFT
         return self._possible(ticket, draft, n_max, forces=guesser.synthetic is None)
 
