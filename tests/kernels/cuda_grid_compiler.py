@@ -36,7 +36,7 @@ from lamella.kernels.cuda.table import CudaSource, Dim3
 SRC: Final = Path(table.__file__).parent / "src"
 HEADER: Final = Path(__file__).with_name("cuda_grid.hpp").resolve()
 HEADERS: Final = sorted(HEADER.parent.glob("cuda_grid*.hpp"))  # with the headers that it includes
-_FLAGS: Final = "-O1 -g1 -shared -fPIC -fvisibility=hidden -w -ffp-contract=off"
+_FLAGS: Final = "-Og -g1 -shared -fPIC -fvisibility=hidden -w -ffp-contract=off"
 FLAGS: Final = ("-std=c++17", *_FLAGS.split(), "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
 # flags that find more mistakes, or make it faster; not every compiler has all of them
 OPTIONAL: Final = (

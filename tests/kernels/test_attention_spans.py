@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from attention_run import (
     ways,
 )
 from backends import Backend, each_backend
+from matrix import combinations
 from reference_run import Array, each_type, leaf, values_of
 
 from lamella.graph import GGMLType
@@ -48,53 +50,48 @@ def chunk(n: int) -> dict[str, Any]:
     return {"begin": POS // n * n, "n_swa": n}
 
 
+SPANS: Final[Mapping[str, dict[str, Any]]] = {
+    "all positions of a sequence": {"end": 1100},
+    "some positions of a sequence": {"begin": 40, "end": 1100},
+    "few around": around(5),
+    "many around": around(600),
+    "few around, ALiBi": {**around(40), "max_bias": 8.0},
+    "many around, ALiBi": {**around(600), "max_bias": 0.1},
+    "chunks": chunk(64),
+    "chunks that are no pages": chunk(500),
+}
+KINDS: Final[Mapping[str, dict[str, Any]]] = {
+    "sinks": {"sinks": SINKS},
+    "sinks, window": {"sinks": SINKS, **window(100)},
+    "sinks, window of one": {"sinks": SINKS, **window(1)},
+    "softcap, window": {"softcap": 1.5, **window(100)},
+    "ALiBi, window": {"max_bias": 8.0, **window(100)},
+    # a sink makes the distances' absolute values matter
+    "ALiBi, sinks, few around": {"max_bias": 2.0, "sinks": SINKS, **around(30)},
+    "all": {"max_bias": 4.0, "softcap": 2.0, "sinks": SINKS, **window(600)},
+}
+
 # --- values ---
 
 
 @each_backend
-@pytest.mark.parametrize("n", [1, 31, 32, 33, 256, 300, 513, 5000])
-@each_type((F16, F32))
+@pytest.mark.parametrize(
+    ("n", "type"), combinations([1, 31, 32, 33, 256, 300, 513, 5000], (F16, F32)), ids=str
+)
 def test_windows(on: Backend, type: GGMLType, n: int) -> None:
     check(on, Shape(type_k=type, type_v=type), **window(n))
 
 
 @each_backend
-@pytest.mark.parametrize(
-    "span",
-    [
-        pytest.param({"end": 1100}, id="all positions of a sequence"),
-        pytest.param({"begin": 40, "end": 1100}, id="some positions of a sequence"),
-        pytest.param(around(5), id="few around"),
-        pytest.param(around(600), id="many around"),
-        pytest.param({**around(40), "max_bias": 8.0}, id="few around, ALiBi"),
-        pytest.param({**around(600), "max_bias": 0.1}, id="many around, ALiBi"),
-        pytest.param(chunk(64), id="chunks"),
-        pytest.param(chunk(500), id="chunks that are no pages"),
-    ],
-)
-@each_type((F16, F32))
-def test_other_spans(on: Backend, type: GGMLType, span: dict[str, Any]) -> None:
-    check(on, Shape(type_k=type, type_v=type), **span)
+@pytest.mark.parametrize(("span", "type"), combinations(SPANS, (F16, F32)), ids=str)
+def test_other_spans(on: Backend, type: GGMLType, span: str) -> None:
+    check(on, Shape(type_k=type, type_v=type), **SPANS[span])
 
 
 @each_backend
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"sinks": SINKS},
-        {"sinks": SINKS, **window(100)},
-        {"sinks": SINKS, **window(1)},
-        {"softcap": 1.5, **window(100)},
-        {"max_bias": 8.0, **window(100)},
-        # a sink makes the distances' absolute values matter
-        {"max_bias": 2.0, "sinks": SINKS, **around(30)},
-        {"max_bias": 4.0, "softcap": 2.0, "sinks": SINKS, **window(600)},
-    ],
-    ids=" ".join,
-)
-@each_type((F16, F32))
-def test_sinks_softcap_and_alibi(on: Backend, type: GGMLType, params: dict[str, Any]) -> None:
-    check(on, Shape(type_k=type, type_v=type), **params)
+@pytest.mark.parametrize(("kind", "type"), combinations(KINDS, (F16, F32)), ids=str)
+def test_sinks_softcap_and_alibi(on: Backend, type: GGMLType, kind: str) -> None:
+    check(on, Shape(type_k=type, type_v=type), **KINDS[kind])
 
 
 @each_backend
@@ -117,20 +114,17 @@ def test_head_dims(on: Backend, head_dim: int) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("sinks", [None, SINKS], ids=["plain", "sinks"])
-@each_type((F16, F32))
-def test_empty_spans_give_zeros(on: Backend, type: GGMLType, sinks: Array | None) -> None:
-    shape = Shape(type_k=type, type_v=type)
+@pytest.mark.parametrize(("sunk", "type"), combinations([False, True], (F16, F32)), ids=str)
+def test_empty_spans_give_zeros(on: Backend, type: GGMLType, sunk: bool) -> None:
+    shape, sinks = Shape(type_k=type, type_v=type), SINKS if sunk else None
     empty = np.isin(np.arange(16), [0, 3, 5, 7, 8, 14])
     for places in (POS, 256, END):
         # of tokens that see nothing, with and without others
         for chosen in (empty, np.full(16, True)):
             begin, end = (np.where(chosen, places, span) for span in (0, POS + 1))
             args: dict[str, Any] = {"begin": begin, "end": end, "sinks": sinks}
-            check(on, shape, **args)
-            node = build(shape, **args)
-            bits(on, node)
-            assert (values_of(node)[0, chosen] == 0).all(), places
+            found = check(on, shape, **args)
+            assert (found[chosen] << 1 == 0).all(), places
 
 
 @each_backend
@@ -145,11 +139,13 @@ def test_tokens_of_a_tile_begin_in_different_partitions(on: Backend, type: GGMLT
 
 @each_backend
 @pytest.mark.parametrize(
-    "shape",
-    [Shape(), Shape(7, 1, type_k=F32, type_v=F32), Shape(4, 4, type_k=Q8_0, type_v=Q8_0)],
+    ("shape", "n"),
+    combinations(
+        [Shape(), Shape(7, 1, type_k=F32, type_v=F32), Shape(4, 4, type_k=Q8_0, type_v=Q8_0)],
+        [32, 530],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("n", [32, 530])
 def test_bits_do_not_depend_on_other_tokens(on: Backend, shape: Shape, n: int) -> None:
     sinks = np.arange(shape.n_head)
     whole = bits(on, build(shape, sinks=sinks, **window(n)))
@@ -162,8 +158,9 @@ def test_bits_do_not_depend_on_other_tokens(on: Backend, shape: Shape, n: int) -
 
 
 @each_backend
-@pytest.mark.parametrize("shape", [Shape(), Shape(3, 3, type_k=F32)], ids=str)
-@pytest.mark.parametrize("n", [40, 300])
+@pytest.mark.parametrize(
+    ("shape", "n"), combinations([Shape(), Shape(3, 3, type_k=F32)], [40, 300]), ids=str
+)
 def test_prefill_in_chunks_and_decode_give_the_same_bits(on: Backend, shape: Shape, n: int) -> None:
     positions = np.arange(495, 555)
     _, some, *_, other = ways(on, build(shape))
@@ -212,8 +209,7 @@ def released(shape: Shape, seen: Array) -> dict[str, Any]:
 
 
 @each_backend
-@pytest.mark.parametrize("n_head", [1, 4])
-@each_type((F16, Q8_0, F32))
+@pytest.mark.parametrize(("n_head", "type"), combinations([4, 1], (F16, Q8_0, F32)), ids=str)
 def test_pages_before_a_window_are_never_read(on: Backend, type: GGMLType, n_head: int) -> None:
     shape = Shape(n_head, 1, type_k=type, type_v=type)
     for n in (1, 40, 300):

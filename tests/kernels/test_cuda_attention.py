@@ -53,30 +53,40 @@ def check_f32(*args: Any, **params: Any) -> Array:
 # --- values ---
 
 
+# some tokens, whose positions are within partitions and at their edges
+SOME_SEQ, SOME_POS = (x[[0, 3, 5, 9, 12, 14]] for x in (SEQ, POS))
+
+# --full: more sizes and types, each of which is compiled; test_ops.py has pools of every type
+MORE_SHAPES = (
+    Shape(2, 2, 64, 64),
+    Shape(2, 1, 64, 64, Q8_0, Q8_0),
+    Shape(4, 2, 48, 80, Q8_0, Q8_0),
+    Shape(3, 1, 192, 192),
+    Shape(2, 1, 320, 384, Q8_0, Q8_0),
+    Shape(4, 2, 64, 64, BF16, BF16),
+    Shape(3, 1, 40, 24, BF16, BF16),
+    Shape(2, 1, 64, 64, Q4_0, Q4_1),
+    Shape(4, 4, 40, 64, Q5_1, Q4_0),
+    Shape(2, 1, 64, 64, IQ4_NL, IQ4_NL),
+    Shape(4, 2, 48, 80, Q8_0, IQ4_NL),
+    *(Shape(n, 1) for n in (4, 8, 20)),
+)
+
+
 @pytest.mark.parametrize(
     "shape",
     [
-        Shape(2, 2, 64, 64),
-        Shape(2, 1, 64, 64, Q8_0, Q8_0),
         Shape(3, 1, 40, 24),  # not whole steps of the tensor core
-        Shape(4, 2, 48, 80, Q8_0, Q8_0),  # heads begin and end within blocks
         Shape(1, 1, 256, 256, Q8_0, F16),  # two slices of values
-        Shape(3, 1, 192, 192),
         Shape(3, 1, 288, 264),  # three slices
-        Shape(2, 1, 320, 384, Q8_0, Q8_0),
-        Shape(4, 2, 64, 64, BF16, BF16),
-        Shape(3, 1, 40, 24, BF16, BF16),
-        Shape(2, 1, 64, 64, Q4_0, Q4_1),
         Shape(4, 2, 48, 80, Q5_0, Q5_1),  # heads begin and end within blocks
-        Shape(4, 4, 40, 64, Q5_1, Q4_0),
-        Shape(2, 1, 64, 64, IQ4_NL, IQ4_NL),
-        Shape(4, 2, 48, 80, Q8_0, IQ4_NL),
-        *(Shape(n, 1) for n in (4, 7, 8, 20, 80)),  # heads that share; 80 need several blocks
+        *(Shape(n, 1) for n in (7, 80)),  # heads that share; 80 need several blocks
+        *(pytest.param(shape, marks=pytest.mark.full) for shape in MORE_SHAPES),
     ],
     ids=str,
 )
 def test_tensor_cores(shape: Shape) -> None:
-    check_tensor(shape)
+    check_tensor(shape, SOME_SEQ, SOME_POS)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +95,6 @@ def test_tensor_cores(shape: Shape) -> None:
         Shape(2, 1, 64, 64, F32, F32),
         Shape(4, 2, 16, 80, BF16, Q8_0),
         Shape(3, 3, 12, 70, F16, BF16),
-        Shape(2, 1, 288, 272, F16, F16),
         Shape(8, 1, 288, 272, F16, F16),  # four heads at once
         Shape(8, 2, 272, 16, BF16, F32),
         Shape(1, 1, 1, 1, F32, F16),
@@ -98,7 +107,7 @@ def test_tensor_cores(shape: Shape) -> None:
     ids=str,
 )
 def test_float32(shape: Shape) -> None:
-    check_f32(shape)
+    check_f32(shape, SOME_SEQ, SOME_POS)
 
 
 def test_pools_of_all_types() -> None:
@@ -166,7 +175,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     ("shape", "divisions"),
     [
         (Shape(), (SMALL, Division(1, 3, FEW_RECORDS), Division(4, 2, FEW_RECORDS))),
-        (Shape(2, 1, 256, 256), (SMALL, Division(1, 3, FEW_RECORDS))),  # two slices of values
+        (Shape(2, 1, 256, 256, Q8_0), (SMALL, Division(1, 3, FEW_RECORDS))),  # two slices of values
         (Shape(), (Division(1, split=4), Division(1, 2, FEW_RECORDS, 8))),
         (Shape(type_k=F32, type_v=F32), (Division(0), Division(0, 2, FEW_RECORDS))),
         (Shape(8, 1, 272, 16, F32, F32), (Division(0), Division(0, 2, FEW_RECORDS))),
