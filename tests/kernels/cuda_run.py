@@ -37,7 +37,7 @@ ERROR_WORDS = 3
 # twin (quantized_run.py)
 FURTHER_TYPES = frozenset(TYPES) - {
     *(GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.MXFP4),
-    *(GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.IQ3_S),
+    *(GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.IQ2_S),
 }
 
 

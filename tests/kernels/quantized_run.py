@@ -27,9 +27,12 @@ from lamella.kernels.cuda.ops.tensor_core import TILES, Tile
 Bits = npt.NDArray[np.uint32]
 
 N_ROWS = 37  # two whole tiles of rows, and a part
-SOME = (  # one of each kind
-    *(GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q6_K),
-    *(GGMLType.Q2_K, GGMLType.IQ2_S),
+SOME = (GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.IQ2_S)  # one of each kind
+MORE = (GGMLType.Q4_0, GGMLType.Q2_K)
+some_types = pytest.mark.parametrize(  # --full: two more
+    "type",
+    [*SOME, *(pytest.param(type, marks=pytest.mark.full) for type in MORE)],
+    ids=lambda type: type.name,
 )
 
 
@@ -57,10 +60,12 @@ assert SPLIT.tile in TILES
 
 
 def each_type_with(*kernels: Kernel) -> pytest.MarkDecorator:
-    """All types with these kernels. --full adds `SPLIT` for types that only unpack differently."""
+    """All types with these kernels. Types that only unpack differently have `WIDE` alone; --full
+    adds the others."""
 
     def marks(kernel: Kernel, type: GGMLType) -> Any:
-        return pytest.mark.full if kernel is SPLIT and type in cuda_run.FURTHER_TYPES else ()
+        further = kernel is not WIDE and type in cuda_run.FURTHER_TYPES
+        return pytest.mark.full if further else ()
 
     return pytest.mark.parametrize(
         ("kernel", "type"),

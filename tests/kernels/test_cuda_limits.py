@@ -8,6 +8,7 @@ import cuda_run
 import pytest
 from cuda_devices import DEVICES
 from cuda_grid import needs_compiler
+from matrix import combinations
 from quantized_run import bits_of, expected, weights
 from reference_run import each_type, leaf, normal
 
@@ -121,8 +122,7 @@ SOME = (GGMLType.Q4_0, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ1_S)
 
 
 @needs_compiler
-@each_type(SOME)
-@pytest.mark.parametrize("name", ["T4", "RTX 3060"])
+@pytest.mark.parametrize(("type", "name"), combinations(SOME, ["T4", "RTX 3060"]))
 def test_bits_are_the_twin_s_with_the_sizes_of_every_device(name: str, type: GGMLType) -> None:
     kernels = kernels_for(DEVICES[name])
     for k, m in ((2560, 1), (56 * 256, 1), (4096, 3), (2560, 70)):

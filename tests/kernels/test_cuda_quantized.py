@@ -16,7 +16,6 @@ from quantized_blocks import BLOCK
 from quantized_run import (
     FEW,
     N_ROWS,
-    SOME,
     SPLIT,
     WIDE,
     Kernel,
@@ -27,6 +26,7 @@ from quantized_run import (
     of_each_expert,
     of_experts,
     product,
+    some_types,
     weights,
 )
 from reference_run import each_type, ids, leaf, normal, place
@@ -34,7 +34,7 @@ from reference_run import each_type, ids, leaf, normal, place
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cuda import lookup_tables
-from lamella.kernels.cuda.ops.quantized import GRID_BYTES, TYPES
+from lamella.kernels.cuda.ops.quantized import GRID_BYTES
 from lamella.kernels.quants.values import grid
 
 pytestmark = needs_compiler
@@ -46,8 +46,7 @@ few_and_many = pytest.mark.parametrize("kernel", [FEW, SPLIT], ids=str)
 # --- products ---
 
 
-@each_type(TYPES)
-@pytest.mark.parametrize("kernel", [FEW, WIDE], ids=str)
+@each_type_with(FEW, WIDE)
 def test_products_are_near_those_of_float_columns(kernel: Kernel, type: GGMLType) -> None:
     w, x = weights(type, 64, 512), normal(kernel.n_columns, 512, seed=1)
     assert nmse(product(kernel, w, x).view(np.float32), exact_product(w, x)) <= 1e-4
@@ -69,7 +68,7 @@ def test_rows_may_begin_anywhere(kernel: Kernel, type: GGMLType) -> None:
                 assert (found == whole[:m]).all(), (n, shift, m)
 
 
-@each_type(SOME)
+@some_types
 @few_and_many
 def test_columns_of_other_shapes_and_layouts(kernel: Kernel, type: GGMLType) -> None:
     k, m = 256, kernel.n_columns
@@ -96,7 +95,7 @@ def test_matrices_are_repeated_over_batches(kernel: Kernel) -> None:
         assert (bits[j, i] == expected(one, x[j, i])).all(), (j, i)
 
 
-@each_type(SOME)
+@some_types
 @each_kernel
 def test_the_order_of_warps_does_not_matter(kernel: Kernel, type: GGMLType) -> None:
     w, x = weights(type, N_ROWS, 2560), normal(20, 2560, seed=1)
@@ -127,7 +126,7 @@ def test_extreme_blocks_and_columns(kernel: Kernel, type: GGMLType) -> None:
     assert (product(kernel, w, x) == expected(w, x)).all()
 
 
-@each_type(SOME)
+@some_types
 @pytest.mark.parametrize("kernel", [FEW, WIDE], ids=str)
 def test_columns_of_any_size(kernel: Kernel, type: GGMLType) -> None:
     w, x = weights(type, N_ROWS, 512), normal(9, 512, seed=1)
@@ -140,7 +139,7 @@ def test_columns_of_any_size(kernel: Kernel, type: GGMLType) -> None:
     assert (bits[5] << 1 == 0).all()
 
 
-@each_type(SOME)
+@some_types
 @pytest.mark.parametrize("kernel", [FEW, WIDE], ids=str)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_inf_and_nan_stay_in_their_column(kernel: Kernel, type: GGMLType, value: float) -> None:
@@ -157,7 +156,7 @@ def test_inf_and_nan_stay_in_their_column(kernel: Kernel, type: GGMLType, value:
 # --- experts ---
 
 
-@each_type(SOME)
+@some_types
 @each_kernel
 def test_experts_have_the_bits_of_their_matrices(kernel: Kernel, type: GGMLType) -> None:
     k, n_expert, n_used, n_tokens = lengths(type)[1], 5, 4, 3 if kernel is FEW else 15

@@ -14,14 +14,16 @@ from quantized_blocks import CHUNK
 from quantized_run import (
     FEW,
     N_ROWS,
-    SOME,
+    Kernel,
     bits_of,
     columns_of,
+    each_type_with,
     expected,
     gated,
     lengths,
     product,
     run_graph,
+    some_types,
     weights,
 )
 from reference_run import Array, data, each_type, ids, leaf, located, normal, values_of
@@ -34,20 +36,18 @@ from lamella.kernels.cuda.table import CudaSource
 
 pytestmark = needs_compiler
 
-some_types = each_type(SOME)
-
 
 # --- products ---
 
 
-@each_type(quantized.TYPES)
-def test_bits_are_the_twin_s_for_every_number_of_columns(type: GGMLType) -> None:
+@each_type_with(FEW)
+def test_bits_are_the_twin_s_for_every_number_of_columns(kernel: Kernel, type: GGMLType) -> None:
     for k in lengths(type):
         w, x = weights(type, N_ROWS, k), normal(8, k, seed=1)
         whole = expected(w, x)
         for m in range(1, 9):
             for begin in {0, 8 - m}:
-                bits = product(FEW, w, x[begin:][:m])
+                bits = product(kernel, w, x[begin:][:m])
                 assert (bits == whole[begin:][:m]).all(), (k, m, begin)
 
 
@@ -108,7 +108,7 @@ def assert_gated_bits(make: Callable[[], Graph], kernel: str) -> None:
     assert data(single.nodes[-1]).tobytes() == data(fused.nodes[-1]).tobytes()
 
 
-@each_type(quantized.TYPES)
+@some_types
 def test_gated_units_have_the_bits_of_single_ops(type: GGMLType) -> None:
     k = lengths(type)[1]
     for n, m in ((1, 1), (17, 5), (40, 8), (40, 1)):

@@ -12,7 +12,6 @@ from cuda_grid import needs_compiler
 from packed_run import random_weights
 from quantized_run import (
     N_ROWS,
-    SOME,
     SPLIT,
     WIDE,
     Kernel,
@@ -23,9 +22,10 @@ from quantized_run import (
     only,
     product,
     run_graph,
+    some_types,
     weights,
 )
-from reference_run import Array, data, each_type, ids, leaf, normal
+from reference_run import Array, data, ids, leaf, normal
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
@@ -117,7 +117,7 @@ def assert_gated_bits(make: Callable[[], Graph], tile: Tile) -> None:
     assert data(apart.nodes[-1]).tobytes() == data(fused.nodes[-1]).tobytes()
 
 
-@each_type(SOME)
+@some_types
 def test_gated_units_have_the_bits_of_single_ops(type: GGMLType) -> None:
     k = lengths(type)[1]
     for n, m in ((17, 9), (70, 21)):
@@ -130,7 +130,11 @@ def test_every_tile_of_gated_units(tile: Tile) -> None:
         assert_gated_bits(lambda n=n, m=m: gated(GGMLType.Q4_0, n, 672, m), tile)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("op", GluOp, ids=lambda op: op.name)
+# --full: the others, which test_cuda_quantized_few.py has
+OPS = (GluOp.GEGLU, *(pytest.param(o, marks=pytest.mark.full) for o in GluOp if o != GluOp.GEGLU))
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_every_gated_unit(op: GluOp) -> None:
     assert_gated_bits(lambda: gated(GGMLType.Q4_0, 20, 160, 9, op), GATED_SPLIT)
 
