@@ -15,7 +15,6 @@ from typing import Final
 
 import cuda_run
 import numpy as np
-from cuda_run import FURTHER_TYPES
 from op_case import FLOATS, WEIGHT_TYPES, OpCase, rows, weights
 from op_cases import op_cases
 from reference_run import ids, leaf, normal, with_prepared
@@ -26,6 +25,7 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.inputs import FROM_HOST
 from lamella.kernels.cuda.kernel_set import KERNELS, kernels_for
 from lamella.kernels.cuda.limits import H100, Limits
+from lamella.kernels.cuda.ops.quantized import TYPES
 from lamella.kernels.cuda.results import to_host
 from lamella.kernels.cuda.table import CudaCall, CudaKernel
 from lamella.kernels.plan.kernel_set import KernelSet
@@ -41,6 +41,10 @@ from tiny_models import TINY, write_model
 MANY: Final = 40  # tokens
 F32, I32 = GGMLType.F32, GGMLType.I32
 CACHE_TYPES: Final = (*FLOATS, GGMLType.Q8_0)
+FURTHER_ATTENTION: Final = {
+    *(f"flash_attn_ext {name}" for name in ("80 F16 F16", "8 F16 Q8_0", "8 BF16 BF16")),
+    *(f"flash_attn_ext latent {name}" for name in ("BF16", "Q8_0", "576")),
+}
 MODEL_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0)
 
 
@@ -58,9 +62,13 @@ def supported_cases() -> Sequence[OpCase]:
     return [case for case in all_cases() if cuda_run.supports(case.node())]
 
 
-def is_further(node: Tensor) -> bool:
-    """True for products whose weights differ from others' by the unpacking of a block alone."""
-    return node.op in (Op.MUL_MAT, Op.MUL_MAT_ID) and node.src[0].type in FURTHER_TYPES
+def is_further(case: OpCase) -> bool:
+    """True for cases that differ from others by a type or a size alone, for which kernels are
+    compiled. Tests of products and of attention have them."""
+    node = case.node()
+    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
+        return node.src[0].type in TYPES and node.src[0].type not in (GGMLType.Q8_0, GGMLType.Q4_K)
+    return case.name in FURTHER_ATTENTION
 
 
 def limit_of(case: OpCase) -> float:

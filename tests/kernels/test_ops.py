@@ -69,14 +69,14 @@ def cases_by_op(on: Backend, full: bool) -> Mapping[Op, Sequence[OpCase]]:
     # built on first use: pytest's collection must not build the data of all cases
     found: dict[Op, list[OpCase]] = {op: [] for op in OPS}
     for case in cases_on(on):
-        if full or on is CPU or not is_further(case.node()):
+        if full or (case.n_tokens < 8 or not case.timed if on is CPU else not is_further(case)):
             found[case.node().op].append(case)
     return found
 
 
 @pytest.fixture
 def cases(on: Backend, op: Op, pytestconfig: pytest.Config) -> Sequence[OpCase]:
-    """The cases of an op on a backend; of products on the emulated GPU only some, which is slow."""
+    """The cases of an op on a backend. --full adds large ones, and more of the emulated GPU."""
     found = cases_by_op(on, pytestconfig.getoption("--full"))[op]
     assert found
     return found
