@@ -83,8 +83,8 @@ def attention(head_dim: int, type: GGMLType, n: int) -> Tensor:
 
 def hot_nodes(full: bool) -> Iterator[Tensor]:
     """Nodes in which models spend most time, in decoding and in prompts. `full`: more types."""
-    pooled = product(HOT_HEADS, HOT_KV) if full else zip(HOT_HEADS, HOT_KV, strict=True)
-    for type, n in product(HOT_TYPES if full else HOT_TYPES[:2], (1, 512)):
+    pooled = product(HOT_HEADS, HOT_KV) if full else ((128, Q8_0),)
+    for type, n in product(HOT_TYPES, (1, 512)) if full else zip(HOT_TYPES, (512, 1), strict=False):
         yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
     for (head_dim, type), n in product(pooled, (1, 512)):
         yield attention(head_dim, type, n)
@@ -126,8 +126,8 @@ def largest(full: bool) -> set[Key]:
 def wanted(full: bool) -> list[Key]:
     """Sources to compile, with their architectures.
 
-    For one architecture one of each file and the hot sources, for the oldest one, which multiplies
-    tiles in another way, one of each file that has several, and the largest ones. `full`: all
+    For one architecture one of each file, a hot source if there is one, for the oldest one, which
+    multiplies tiles in another way, one of each file with tiles, and the largest ones. `full`: all
     sources for the first one, one of each file and the hot sources for every architecture, and more
     of the hot and the largest ones.
     """
@@ -135,8 +135,10 @@ def wanted(full: bool) -> list[Key]:
     files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
     hot = {s for node in hot_nodes(full) for s in sources_of(node)}
     last = {same[-1] for same in files}
-    chosen = {(s, ARCH) for s in hot | last} | largest(full)
-    chosen |= {(same[-1], OLDEST) for same in files if len(same) > 1}
+    hot_files = {s.file for s in hot}
+    chosen = {(s, ARCH) for s in hot | {s for s in last if s.file not in hot_files}} | largest(full)
+    tiles = ("mul_mat_f16.cu", "mul_mat_mma.cu")
+    chosen |= {(s, OLDEST) for s in last if s.file in tiles}
     if full:
         chosen |= {(s, ARCH) for s in sources}
         for arch in (OLDEST, *BETWEEN, NEWEST):
