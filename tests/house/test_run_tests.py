@@ -156,7 +156,7 @@ def project(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     one = "import pytest\ndef test_a(): pass\n@pytest.mark.full\ndef test_b(): pass\n"
-    two = "import time\ndef test_c(): time.sleep(0.2)\ndef test_d(): time.sleep(0.2)\n"
+    two = "import time\ndef test_c(): time.sleep(1)\ndef test_d(): pass\n"
     (tmp_path / "tests" / "base" / "test_one.py").write_text(one)
     (tmp_path / "tests" / "base" / "test_two.py").write_text(two)
     return tmp_path
@@ -175,18 +175,15 @@ def output(project: Path, *arguments: str) -> str:
 
 
 def test_tests_marked_full_run_with_full(project: Path) -> None:
-    assert "3 passed, 1 deselected" in output(project)
+    shown = output(project)
+    assert "3 passed, 1 deselected" in shown
+    assert "test files" not in shown
     assert "4 passed" in output(project, "--full")
 
 
-def test_the_slowest_files_are_printed(project: Path) -> None:
-    shown = output(project, "--slowest-files=1", *MANY, "-n2").split("slowest 1 test files")[1]
-    assert re.search(r" s \( +\d+\.\d s\)  tests/base/test_two\.py", shown)
-    assert "test_one" not in shown
-    assert "test files" not in output(project)
-
-
-def test_each_of_several_processes_computes_with_one_thread(project: Path) -> None:
+def test_several_processes_compute_with_one_thread_and_the_slowest_files_are_printed(
+    project: Path,
+) -> None:
     test = """
 import os
 from lamella.model.params import PlacementParams
@@ -195,8 +192,12 @@ def test_threads():
     assert _threads(PlacementParams()) == (1, 1)
     assert os.environ["LAMELLA_ARG_THREADS"] == "1"
 """
-    (project / "tests" / "base" / "test_one.py").write_text(test)
-    assert "3 passed" in output(project, *MANY, "-n2")
+    (project / "tests" / "base" / "test_three.py").write_text(test)
+    shown = output(project, "--slowest-files=1", *MANY, "-n2")
+    assert "4 passed" in shown
+    slowest = shown.split("slowest 1 test files")[1]
+    assert re.search(r" s \( +\d+\.\d s\)  tests/base/test_two\.py", slowest)
+    assert "test_one" not in slowest
 
 
 @pytest.fixture

@@ -75,6 +75,7 @@ def main(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full  # it starts the tests of kernels
 def test_without_a_gpu_the_run_ends_at_the_first_step_that_all_need(tmp_path: Path) -> None:
     done = main("--steps", "limits,few-ops,tests", cwd=tmp_path)
     if find_cuda().devices():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 from machines import MACHINES, MakeDevices, SimMachine, gpu_cpu, running, shared_memory, single
@@ -59,9 +60,15 @@ def bits_of_one_backend(seed: int) -> list[list[bytes]]:
         return compute(one, seed)
 
 
-@pytest.mark.parametrize("op_offload", [False, True], ids=["stay", "offload"])
-@pytest.mark.parametrize("parallel", [False, True], ids=["1copy", "4copies"])
-@pytest.mark.parametrize("make", MACHINES)
+@pytest.mark.parametrize(
+    ("make", "parallel", "op_offload"),
+    [  # --full: each machine with both
+        pytest.param(make, parallel, op_offload, marks=() if i % 3 == 0 else pytest.mark.full)
+        for i, (make, parallel, op_offload) in enumerate(
+            product(MACHINES, [False, True], [False, True])
+        )
+    ],
+)
 def test_bits_equal_those_of_one_backend(
     make: MakeDevices, parallel: bool, op_offload: bool
 ) -> None:
