@@ -1,7 +1,10 @@
-"""Combinations as parameters of a test: a few always run, all run with --full.
+"""Parameters of a test: a few always run, all run with --full.
 
     @pytest.mark.parametrize(("type", "n"), combinations(TYPES, [1, 7, 64]))
     def test_x(type: GGMLType, n: int) -> None: ...
+
+    @pytest.mark.parametrize("seed", first(5, range(40)))
+    def test_y(seed: int) -> None: ...
 
 Tested by tests/base/test_matrix.py.
 """
@@ -32,3 +35,9 @@ def combinations(*axes: Iterable[Any]) -> list[Any]:
             strict=True,
         )
     ]
+
+
+def first(n: int, values: Iterable[Any]) -> list[Any]:
+    """All values. Those after the first `n` are marked `full`."""
+    marks = ((), pytest.mark.full)
+    return [pytest.param(value, marks=marks[i >= n]) for i, value in enumerate(values)]

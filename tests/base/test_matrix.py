@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from matrix import combinations
+from matrix import combinations, first
 
 
 def split(*axes: Sequence[object]) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
@@ -29,3 +29,8 @@ def test_each_value_always_runs(sizes: tuple[int, ...]) -> None:
 def test_the_others_are_marked_full() -> None:
     marks = [mark.name for parameter in combinations("ab", "cd") for mark in parameter.marks]
     assert marks == ["full", "full"]
+
+
+def test_the_first_values_always_run() -> None:
+    found = [(*p.values, len(p.marks)) for p in first(2, "abcd")]
+    assert found == [("a", 0), ("b", 0), ("c", 1), ("d", 1)]

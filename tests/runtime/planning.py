@@ -50,7 +50,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "experts on the CPU": {"devices": ("sim",), "n_cpu_moe": -1},
 }
-N_LAYER, N_CTX, N_DEEP_VOCAB = 5, 8192, 2000
+N_LAYER, N_CTX, N_DEEP_VOCAB = 3, 8192, 2000
 
 
 def write_deep(folder: Path) -> Path:

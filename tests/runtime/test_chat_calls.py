@@ -104,12 +104,14 @@ def message_of(instance: Instance, case: Case, sink: Recorder) -> ChatMessage | 
     return parser.message
 
 
-def check_calls(instance: Instance, formats: Sequence[ChatFormat], n_calls: int, seed: int) -> int:
-    """Check at least so many calls. Return how many there were."""
-    random = Random(seed)
+def check_calls(
+    instance: Instance, formats: Sequence[ChatFormat], n_calls: int, n_each: int
+) -> None:
+    """Check at least so many calls, of `n_each` answers in each format at a time."""
+    random = Random(1)
     found = 0
     while found < n_calls:
-        cases = [random_case(random, format) for format in formats for _ in range(4)]
+        cases = [random_case(random, format) for format in formats for _ in range(n_each)]
         sinks = [submit(instance, case, i) for i, case in enumerate(cases)]
         for case, sink in zip(cases, sinks, strict=True):
             message = message_of(instance, case, sink)
@@ -117,14 +119,13 @@ def check_calls(instance: Instance, formats: Sequence[ChatFormat], n_calls: int,
                 found += len(message.calls)
                 assert case.parallel or len(message.calls) == 1, (case, message)
                 assert wrong_arguments(case.tools, message.calls) == [], case.format.name
-    return found
 
 
-def test_a_few_calls_in_every_format(stories: Instance) -> None:
-    assert check_calls(stories, [GENERIC, *FORMATS], 60, 1) >= 60
+def test_an_answer_in_every_format(stories: Instance) -> None:
+    check_calls(stories, [GENERIC, *FORMATS], 15, 1)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("format", [GENERIC, *FORMATS], ids=lambda format: format.name)
 def test_many_calls(stories: Instance, format: ChatFormat) -> None:
-    check_calls(stories, [format], 25, 2)
+    check_calls(stories, [format], 25, 4)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrix import combinations
 from placed import placed
 from tiny_models import TINY, write_model
 
@@ -85,11 +86,15 @@ def kv(**params: object) -> ContextParams:
 # --- nothing is displaced ---
 
 
-@pytest.mark.parametrize("n_tokens", [1, N_PREFILL])
-@pytest.mark.parametrize("name", TINY)
-def test_a_device_that_supports_all_nodes(name: str, n_tokens: int, find: Find) -> None:
-    for n_gpu_layers in (-1, 2, 1, 0):
+@pytest.mark.parametrize(
+    ("name", "n_tokens", "n_gpu_layers"), combinations(TINY, [1, N_PREFILL], [None, 2, 1, 0, -1])
+)
+def test_a_device_that_supports_all_nodes(
+    name: str, n_tokens: int, n_gpu_layers: int | None, find: Find
+) -> None:
+    if n_gpu_layers is not None:
         assert find(name, sim(), n_tokens=n_tokens, n_gpu_layers=n_gpu_layers) == []
+        return
     two = (sim("SIM0"), sim("SIM1"))
     assert find(name, *two, n_tokens=n_tokens, tensor_split=(1.0, 1.0)) == []
     assert find(name, n_tokens=n_tokens) == []
@@ -106,9 +111,9 @@ def test_pages_on_the_cpu(n_tokens: int, find: Find) -> None:
     assert find("llama", sim(), n_tokens=n_tokens, kv_offload=False) == []
 
 
-@pytest.mark.parametrize("n_tokens", [1, N_PREFILL])
-@pytest.mark.parametrize("n", [-1, 1])
-@pytest.mark.parametrize("name", ["mixtral", "qwen3moe"])
+@pytest.mark.parametrize(
+    ("name", "n", "n_tokens"), combinations(["mixtral", "qwen3moe"], [-1, 1], [1, N_PREFILL])
+)
 def test_experts_on_the_cpu(name: str, n: int, n_tokens: int, find: Find) -> None:
     cpu = CpuDevice(1)
     overrides = moe_overrides(2, n, cpu.buffer_type)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draft_world import guess_always, opened, texts
+from matrix import combinations
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import BackendError, DoesNotFitError, RequestError
@@ -40,8 +41,7 @@ def tiny(folder: Path, name: str = "llama", seed: int = 0) -> Path:
     return path
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize(("name", "temperature"), combinations(["llama", "mixtral"], [0.0, 0.9]))
 def test_its_own_guesses_come_true(tmp_path: Path, name: str, temperature: float) -> None:
     """A model that guesses for itself is right, at any temperature: it draws the same numbers."""
     path = tiny(tmp_path, name)

@@ -34,6 +34,16 @@ for command in sys.argv[1:]:
     with contextlib.suppress(SystemExit):
         main([command, "--help"])
 """
+PLANS = """
+import json, os, sys
+from lamella.cli.main import main
+for flags, variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    assert main(["plan", "-dev", "none", "--json", *flags]) == 0
+    for name in variables:
+        del os.environ[name]
+sys.exit(main(["plan", *flags, "-nn", "10"]))
+"""
 BODY = """
 from lamella.server.schema import CompletionBody
 print(CompletionBody(prompt="a", n_last=3).params)
@@ -60,14 +70,14 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(changed: Path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(changed: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *args],
         capture_output=True,
         text=True,
         check=False,
         cwd=changed,
-        env={**os.environ, "PYTHONPATH": str(changed), **variables},
+        env={**os.environ, "PYTHONPATH": str(changed)},
     )
 
 
@@ -75,26 +85,25 @@ def test_a_new_field_is_an_option_everywhere(changed: Path, tmp_path: Path) -> N
     write_model(TINY["llama"], tmp_path / "m.gguf")
     model = str(tmp_path / "m.gguf")
 
-    def planned(*flags: str, **variables: str) -> tuple[int, int, bool]:
-        command = ("-m", "lamella.cli", "plan", model, "-dev", "none", "--json", *flags)
-        done = run(changed, *command, **variables)
-        assert done.returncode == 0, done.stderr
-        params = json.loads(done.stdout)["params"]
-        return params["n_new"], params["n_other"], params["is_third"]
-
     helps = run(changed, "-c", HELPS, "run", "chat", "serve", "plan", "explain", "profile", "bench")
     for text in helps.stdout.split("usage:")[1:]:
         assert "-nn, --new N" in text and "new number (3)" in text, text
     for help_text in ("new number (3)", "other number (4)", "third option"):
         assert helps.stdout.count(help_text) == 7, helps.stderr
     assert helps.stdout.count("last number (5)") == 3, "in run, chat and serve"
-    assert planned() == (3, 4, False)
-    assert planned("-nn", "5", "--other", "6", "--third") == (5, 6, True)
-    assert planned(LAMELLA_ARG_NEW="7") == (7, 4, False)
-    assert planned("-nn", "5", LAMELLA_ARG_NEW="7") == (5, 4, False)
-    wrong = run(changed, "-m", "lamella.cli", "plan", model, "-nn", "10")
-    assert wrong.returncode == 2
-    assert "error: -nn/--new is 10: must be 1 to 9" in wrong.stderr
+    expected: list[tuple[tuple[str, ...], dict[str, str], list[object]]] = [
+        (("-nn", "5", "--other", "6", "--third"), {}, [5, 6, True]),
+        ((), {"LAMELLA_ARG_NEW": "7"}, [7, 4, False]),
+        (("-nn", "5"), {"LAMELLA_ARG_NEW": "7"}, [5, 4, False]),
+        ((), {}, [3, 4, False]),
+    ]
+    commands = [((model, *flags), variables) for flags, variables, _ in expected]
+    planned = run(changed, "-c", PLANS, json.dumps(commands))
+    params = [json.loads(line)["params"] for line in planned.stdout.splitlines()]
+    names = ("n_new", "n_other", "is_third")
+    assert [[p[name] for name in names] for p in params] == [found for *_, found in expected]
+    assert planned.returncode == 2
+    assert "error: -nn/--new is 10: must be 1 to 9" in planned.stderr
     code = f"""
 import lamella
 with lamella.load({model!r}, devices=["none"], n_new=6) as model:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from latent_models import write_latent
+from matrix import combinations
 from open_params import open_params
 from state_models import SPARSE, write_state_model
 from tiny_models import TINY, write_model
@@ -47,8 +48,9 @@ def run(
     return generation.result.n_cached, probs
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("name", ["llama", "qwen3moe", "latent", "sparse"])
+@pytest.mark.parametrize(
+    ("name", "placement"), combinations(["llama", "qwen3moe", "latent", "sparse"], PLACEMENTS)
+)
 def test_cached_prefixes_change_no_bit(tmp_path: Path, name: str, placement: str) -> None:
     path = tmp_path / "tiny.gguf"
     if name == "latent":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix import combinations
+from matrix import combinations, first
 from open_params import open_params
 from tiny_models import TINY, write_model
 
@@ -59,8 +59,10 @@ CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("path", "name"), combinations(MODELS, CONFIGURATIONS), indirect=["path"])
-def test_no_graph_needs_more_than_the_reserved_memory(path: Path, name: str) -> None:
-    _check(path, name, all_sizes)
+def test_no_graph_needs_more_than_the_reserved_memory(
+    path: Path, name: str, pytestconfig: pytest.Config
+) -> None:
+    _check(path, name, all_sizes if pytestconfig.getoption("--full") else few_sizes)
 
 
 def few_sizes(context: Context) -> Iterator[GraphParams]:
@@ -68,7 +70,7 @@ def few_sizes(context: Context) -> Iterator[GraphParams]:
     return (size for size in all_sizes(context) if size.n_outputs in (1, size.n_tokens))
 
 
-@pytest.mark.parametrize("model", [name for name in TINY if name not in MODELS])
+@pytest.mark.parametrize("model", first(3, [name for name in TINY if name not in MODELS]))
 def test_the_memory_of_other_models_on_the_cpu(model: str, tmp_path: Path) -> None:
     write_model(TINY[model], tmp_path / "tiny.gguf")
     _check(tmp_path / "tiny.gguf", "CPU, many sequences", few_sizes)

@@ -106,7 +106,7 @@ def check(folder: Path, world: World, seed: int, n: int, patch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_guesses_change_no_bit(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(folder, WORLDS[name], sorted(WORLDS).index(name), 16, monkeypatch)
+    check(folder, WORLDS[name], sorted(WORLDS).index(name), 6, monkeypatch)
 
 
 @pytest.mark.full

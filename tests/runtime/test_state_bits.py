@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrix import combinations, first
 from open_params import open_params
 from state_models import KEYS, write_state_model
 
@@ -61,8 +62,7 @@ def run(
     return generation.result.n_cached, [at[0].id for at in probs], probs
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("arch", KEYS)
+@pytest.mark.parametrize(("arch", "placement"), combinations(KEYS, PLACEMENTS))
 def test_cached_prefixes_change_no_bit(models: dict[str, Path], arch: str, placement: str) -> None:
     prompts = [PROMPT[:n] + more for n in (81, 64, 33, 7) for more in ([], [9, 8, 7])]
     with open_instance(opened(models[arch], placement)) as instance:
@@ -77,7 +77,7 @@ def test_cached_prefixes_change_no_bit(models: dict[str, Path], arch: str, place
         assert n_cached[8:] == [len(prompt) - 1 for prompt in prompts]  # the same prompts again
 
 
-@pytest.mark.parametrize("arch", KEYS)
+@pytest.mark.parametrize("arch", first(2, KEYS))
 def test_a_conversation_evaluates_only_what_is_new(models: dict[str, Path], arch: str) -> None:
     with open_instance(opened(models[arch])) as instance:
         tokens, n_before = list(PROMPT[:20]), 0
@@ -127,8 +127,9 @@ def test_a_saved_prefix_continues_with_the_same_bits(
         assert run(instance, [*tokens, 9, 8]) == (len(tokens) - 1, *expected[1:])
 
 
-@pytest.mark.parametrize("n_kept", [0, 1, 8])
-@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "mamba", "kimi-linear"])
+@pytest.mark.parametrize(
+    ("arch", "n_kept"), combinations(["qwen35", "lfm2", "mamba", "kimi-linear"], [0, 1, 8])
+)
 def test_texts_under_load_are_those_alone(models: dict[str, Path], arch: str, n_kept: int) -> None:
     """Small pools: requests are preempted, and share prefixes; some are cancelled."""
     chance = random.Random(n_kept)
