@@ -60,7 +60,7 @@ def start(context: Context, seq: KVSequence, tokens: Sequence[int], n_outputs: i
 def decode_prompts(context: Context) -> list[bytes]:
     """Decode prompts of 1 to 9 ubatches, whole and in pieces, each followed by single tokens."""
     found = []
-    for n in range(1, 10):
+    for n in (1, 2, 5, 9):
         for cut in (0, N_UBATCH, 2 * N_UBATCH + 3):
             seq = context.pool.new_sequence()
             tokens = TEXT[: n * N_UBATCH - n % 3]

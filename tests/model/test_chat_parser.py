@@ -333,12 +333,12 @@ def test_no_text_is_lost(text: str) -> None:
     "piece", ["<", "{", '{"', "<tool_call>", '<tool_call>{"name": "f", ', "\n"]
 )
 def test_long_texts_take_linear_time(piece: str) -> None:
-    text = piece * (100_000 // len(piece))
+    text = piece * (40_000 // len(piece))
     for format in ("generic", "hermes", "qwen-xml"):
         begin = time.perf_counter()
         found = read(format, text)
         assert len(found.content) + 20 * len(found.calls) >= len(text.strip()) / 2
-        assert time.perf_counter() - begin < 10  # quadratic time takes minutes
+        assert time.perf_counter() - begin < 4  # quadratic time takes minutes
 
 
 # for expressions that go back, such as vLLM's of calls in Python
@@ -564,7 +564,7 @@ def test_cuts_change_nothing_in_broken_texts(format: str) -> None:
     rng = random.Random(format)
     found = ALL[format]
     marks = [text for text in found.marks() if "$" not in text] + ["<think>", "</think>", "```"]
-    for _ in range(60):
+    for _ in range(20):
         calls = [random_call(rng) for _ in range(rng.randrange(3))]
         text = write_calls(rng.choice(found.calls), calls) if calls else ""
         text = rng.choice(["", "Look. ", rng.choice(marks)]) + text + rng.choice(["", " Done."])
@@ -583,7 +583,7 @@ WORD = re.compile(r"(?:alpha|beta|gamma|delta)x")
 @pytest.mark.parametrize("format", ALL)
 def test_broken_texts_keep_all_words(format: str) -> None:
     rng = random.Random(format)
-    for _ in range(60):
+    for _ in range(30):
         arguments = {"text": 'alphax, "betax\'s" {a: [1]}', "list": ["gammax"]}
         calls = [Call("f", arguments)] * rng.randrange(1, 3)
         text = mutated(rng, write_calls(rng.choice(ALL[format].calls), calls) + " deltax")

@@ -68,10 +68,10 @@ def test_the_rows_are_those_that_a_decoder_s_output_reads(model: LoadedModel) ->
 
 @pytest.mark.parametrize("pooling", ["NONE", "MEAN", "CLS", "LAST"])
 def test_a_text_has_the_same_bits_alone_and_among_others(model: LoadedModel, pooling: str) -> None:
-    many = texts(300)
+    many = texts(100)
     with STRICT.set(1), context(model, Pooling[pooling], n_ubatch=256) as found:
         together = found.embed(many)
-        for i in (0, 17, 299):
+        for i in (0, 17, 99):
             assert np.array_equal(found.embed([many[i]])[0], together[i])
 
 

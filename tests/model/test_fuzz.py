@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzers nee
 @pytest.mark.parametrize(
     ("make", "numbers"),
     [
-        (Files, range(300)),
-        (Templates, range(100)),
+        (Files, range(150)),
+        (Templates, range(50)),
         # servers may answer too late on a busy machine
         pytest.param(Bodies, [*range(100), 268], marks=pytest.mark.full),  # nothing to deepen
         pytest.param(Http, [*range(60), 1381], marks=pytest.mark.full),  # no UTF-8 in Expect

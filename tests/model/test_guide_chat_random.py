@@ -46,7 +46,7 @@ def check(format: ChatFormat, seed: int) -> int:
 
 @pytest.mark.parametrize("format", [GENERIC, *FORMATS], ids=lambda format: format.name)
 def test_random_calls(format: ChatFormat) -> None:
-    assert sum(check(format, seed) for seed in range(6))
+    assert any(check(format, seed) for seed in range(6))
 
 
 @pytest.mark.full

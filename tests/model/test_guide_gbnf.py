@@ -150,7 +150,7 @@ def check_random_grammar(seed: int, characters: str) -> bool:
 
 @pytest.mark.parametrize("characters", ["abc", "ab"])
 def test_random_grammars(characters: str) -> None:
-    assert sum(check_random_grammar(seed, characters) for seed in range(25)) > 6
+    assert sum(check_random_grammar(seed, characters) for seed in range(12)) > 3
 
 
 @pytest.mark.full
@@ -161,7 +161,7 @@ def test_many_random_grammars(seed: int) -> None:
 
 def test_random_walks_end_in_texts_that_match() -> None:
     random, n_walks = Random(1), 0
-    while n_walks < 30:
+    while n_walks < 15:
         text = RandomGrammar(random.randrange(10**6)).text()
         try:
             grammar = compiled(text)

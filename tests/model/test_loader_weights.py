@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from gguf import GGUFReader, quants
 from gguf.constants import GGMLQuantizationType
+from matrix import combinations
 from placed import placed
 from tiny_models import TINY, Tiny, write_model
 
@@ -82,8 +83,7 @@ def expected_device(name: str, n_layer: int, n_gpu_layers: int) -> str:
     return "SIM0" if layer >= n_layer + 1 - n_gpu_layers else "CPU"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("type", WEIGHT_TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize(("name", "type"), combinations(NAMES, WEIGHT_TYPES))
 def test_every_weight_has_the_right_home_and_content(
     name: str, type: GGMLType, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from matrix import combinations, first
 from pipeline_run import (
     MODEL,
     N_UBATCH,
@@ -63,7 +64,7 @@ def bits(path: Path, devices: Sequence[Device], decode: Decode, **params: bool) 
 # --- equal bits ---
 
 
-@pytest.mark.parametrize("decode", [decode_prompts, decode_mixed])
+@pytest.mark.parametrize("decode", first(1, [decode_mixed, decode_prompts]))
 def test_remote_processors_have_the_bits_of_the_local_one(
     path: Path, lent: Workers, decode: Decode
 ) -> None:
@@ -163,8 +164,7 @@ def test_a_machine_starts_while_the_next_one_computes(path: Path, lent: Workers)
             assert watch.is_before(("SIM0", "begin", 3), ("SIM1", "end", 2))
 
 
-@pytest.mark.parametrize("device", ["SIM0", "SIM1"])
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize(("device", "number"), combinations(["SIM0", "SIM1"], [1, 3]))
 def test_a_failure_is_raised_once_and_the_context_stays_usable(
     path: Path, lent: Workers, device: str, number: int
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_killed_process_fails_a_prompt_in_flight(path: Path) -> None:
         assert not context.in_flight
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("stopped", first(1, [0, 1]))
 def test_a_stopped_process_fails_a_prompt_in_flight(
     path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
 ) -> None:

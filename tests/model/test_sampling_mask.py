@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
+from matrix import first
 from sampling_toys import SIZES, VOCABS, F32Array, ToyVocab, random_logits, random_params
 
 from lamella.base.errors import BackendError, RequestError
@@ -46,7 +47,7 @@ def native_and_twin(params: SamplingParams, vocab: ToyVocab) -> tuple[Sampler, S
     return native, twin
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first(12, range(40)))
 def test_random_chains_with_masks(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(20):

@@ -39,14 +39,19 @@ Open = Callable[..., Context]
 MODELS = ("llama", "mixtral")
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_model(TINY[request.param], path)
     return path
 
 
-@pytest.fixture(params=DEVICES)
+each_device = pytest.mark.parametrize(
+    ("path", "opened"), combinations(MODELS, DEVICES), indirect=True
+)
+
+
+@pytest.fixture
 def opened(request: pytest.FixtureRequest, path: Path) -> Iterator[Open]:
     """Open contexts on given devices, in strict mode."""
     cpu = CpuDevice(2)
@@ -79,6 +84,7 @@ def decode(context: Context, n_tokens: int, pos: int = 0, n_top: int = 0) -> Any
 # --- moved memory and rebuilt graphs ---
 
 
+@each_device
 def test_growing_compute_memory_is_an_error(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +99,7 @@ def test_growing_compute_memory_is_an_error(
     assert "compute memory grew" in caplog.text and "this is slow" in caplog.text
 
 
+@each_device
 def test_a_rebuilt_graph_is_an_error(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,7 +117,11 @@ def test_a_rebuilt_graph_is_an_error(
 # --- uninitialized memory ---
 
 
-@pytest.mark.parametrize("n_top", [0, 1])
+@pytest.mark.parametrize(
+    ("path", "opened", "n_top"),
+    combinations(MODELS, DEVICES, [0, 0, 1, 1]),
+    indirect=["path", "opened"],
+)
 def test_a_node_that_reads_uninitialized_memory_is_named(
     opened: Open, monkeypatch: pytest.MonkeyPatch, n_top: int
 ) -> None:
@@ -151,6 +162,7 @@ def test_uninitialized_cells_are_found(opened: Open, type: GGMLType, n_tokens: i
         decode(opened(type_k=type, type_v=type), n_tokens, pos=40)
 
 
+@each_device
 def test_cells_that_are_masked_are_not_read(opened: Open) -> None:
     """The cells of a page have poison until they are written."""
     lengths = (1, 2, 31, 32, 33, 50, 64, 65)
