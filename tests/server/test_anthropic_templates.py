@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -45,13 +47,18 @@ TURNS: Final[list[dict[str, Any]]] = [
 pytestmark = pytest.mark.skipif(not FILES, reason="no shared test data")
 
 
+@cache
+def template(file: Path) -> ChatTemplate:
+    return ChatTemplate(file.read_text(encoding="utf-8"), bos="<s>", eos="</s>")
+
+
 @pytest.mark.parametrize("n_turns", [2, 4, 6])
 def test_every_template_takes_it(n_turns: int) -> None:
     system = [{"type": "text", "text": "You are an agent."}]
     body = {"system": system, "messages": TURNS[:n_turns], "tools": [READ]}
     request = translate(body | {"thinking": {"type": "adaptive"}}).chat
     for file in FILES:
-        chat = ChatTemplate(file.read_text(encoding="utf-8"), bos="<s>", eos="</s>")
+        chat = template(file)
         prompt = prepare_chat(chat, vocab(), request).prompt
         texts = ["These agents are available: Explore"]
         # Mistral Nemo's template prints it only before a last message of the user

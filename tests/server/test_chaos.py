@@ -120,7 +120,7 @@ def test_a_reply_that_never_comes_is_a_timeout() -> None:
 def test_a_short_selection_of_faults_has_the_expected_effects(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    status = chaos.main(["deep-json", "bad-chunks", "unknown-host", "hung-step", "waiting"])
+    status = chaos.main(["deep-json", "hung-step"])
     text = capsys.readouterr().out
     assert status == 0, text
     assert text.endswith("all effects as expected\n")

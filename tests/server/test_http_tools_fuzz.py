@@ -254,7 +254,7 @@ def run(
 
 def test_random_requests(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "lamella"):
-        run(server, range(300))
+        run(server, range(80))
     assert caplog.records == []
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 from http_world import RunningServer
+from matrix import first
 from page_browser import ESCAPE, Browser, open_browser
 from page_world import Chat, served
 from tools_world import call
@@ -92,7 +93,7 @@ def serious(browser: Browser, axe: str) -> list[Any]:
     return [fault for fault in found if fault[0] in ("serious", "critical")]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", first(1, ["light", "dark"]))
 def test_the_chat_page(browser: Browser, server: RunningServer, axe: str, theme: str) -> None:
     browser.prefer(theme)
     chat = Chat(browser, server).open().ready()
@@ -112,7 +113,7 @@ def test_the_chat_page(browser: Browser, server: RunningServer, axe: str, theme:
     browser.press(ESCAPE)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", first(1, ["dark", "light"]))
 def test_the_status_page(browser: Browser, server: RunningServer, axe: str, theme: str) -> None:
     browser.prefer(theme)
     browser.driver.get(f"{server.url}/status")

@@ -114,10 +114,10 @@ def check(reply: Reply, raw: bytes) -> None:
 
 def test_random_requests(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "lamella"):
-        run(server, range(120), request, check)
+        run(server, range(40), request, check)
     assert caplog.records == []
 
 
 @pytest.mark.full
 def test_many_random_requests(server: RunningServer) -> None:
-    run(server, range(120, 5000), request, check)
+    run(server, range(40, 5000), request, check)

@@ -12,6 +12,7 @@ import openai
 import pytest
 from anthropic_world import MARKS, TEMPLATE
 from http_world import RunningServer, running
+from matrix import combinations
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
@@ -137,8 +138,7 @@ def test_reasoning(client: OpenAI) -> None:
     assert summarized.summary[0].text.strip() == "Let me see."
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS])
-@pytest.mark.parametrize("summary", [None, "auto"])
+@pytest.mark.parametrize(("script", "summary"), combinations(SCRIPTS, [None, "auto"]))
 def test_a_stream_adds_up(client: OpenAI, script: str, summary: Literal["auto"] | None) -> None:
     more: Any = {"tools": [READ, DISK, PATCH], "reasoning": {"summary": summary}}
     events, final = stream(client, script, **more)
