@@ -17,6 +17,7 @@ from commands import LAMELLA, lamella, tiny_model
 from fake_hub import FakeHub, digest_of
 from hub_world import environment, hub_world
 
+from lamella.cli import bench
 from lamella.cli.download import DownloadBar
 from lamella.model.hub import headers
 
@@ -101,7 +102,8 @@ def test_a_plan_downloads_only_the_header(
     assert not (tmp_path / "cache").exists()
 
 
-def test_bench_downloads(hub: FakeHub, tmp_path: Path) -> None:
+def test_bench_downloads(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "measure_apart", lambda n_threads, n_near: None)  # it is slow
     done = lamella("bench", "-hf", "u/tiny", "--json", "-p", "4", "-n", "0", "-r", "1")
     assert done.returncode == 0, done.stderr
     assert NAME in done.stdout

@@ -71,14 +71,18 @@ def imported(code: str) -> set[str]:
     ids=["run", "serve"],
 )
 def test_a_start_imports_no_slow_library(code: str, absent: set[str]) -> None:
-    imported(code)  # compiles kernels that are missing
-    assert imported(code) & absent == set()
+    found = imported(code)
+    if found & absent:  # it may have compiled kernels that were missing
+        found = imported(code)
+    assert found & absent == set()
 
 
 def test_a_process_started_ahead_has_imported_what_a_model_needs() -> None:
     code = SPARE + SERVE.format(path=PATH)
-    imported(code)  # compiles kernels that are missing
-    assert imported(code) == {"lamella.model.arch.llama"}
+    found, expected = imported(code), {"lamella.model.arch.llama"}
+    if found != expected:  # it may have compiled kernels that were missing
+        found = imported(code)
+    assert found == expected
 
 
 INTERRUPTED_IMPORT = """

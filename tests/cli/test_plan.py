@@ -15,6 +15,7 @@ import pytest
 from commands import LAMELLA, lamella
 from golden_data import STORIES, model_path
 from golden_data import TINY as TINY_FILES
+from matrix import combinations
 from nextn_models import write_nextn
 from tiny_models import TINY, write_model
 
@@ -246,8 +247,10 @@ def test_missing_bandwidths_are_measured(model: Path, monkeypatch: pytest.Monkey
     assert "bandwidth CPU not measured: out of memory: memory to measure cannot allocate 2" in text
 
 
-@pytest.mark.parametrize("name", [*STORIES, *TINY_FILES])
-@pytest.mark.parametrize("device", ["none", "sim:24GiB", "sim:80GiB:2"])
+@pytest.mark.parametrize(
+    ("name", "device"),
+    combinations([*STORIES, *TINY_FILES], ["none", "sim:24GiB", "sim:80GiB:2"]),
+)
 def test_every_model(name: str, device: str) -> None:
     found = plan(model_path(name), "-dev", device)
     n_gpus = {"none": 0, "sim:24GiB": 1, "sim:80GiB:2": 2}[device]

@@ -25,8 +25,12 @@ def names(requirements: list[str]) -> set[str]:
     return {sbom.plain(Requirement(each).name) for each in requirements}
 
 
-def test_all_packages_are_listed() -> None:
-    bill = sbom.bill()
+@pytest.fixture(scope="module")
+def bill() -> dict[str, Any]:
+    return sbom.bill()
+
+
+def test_all_packages_are_listed(bill: dict[str, Any]) -> None:
     assert json.loads(json.dumps(bill))["bomFormat"] == "CycloneDX"
     assert bill["metadata"]["component"]["name"] == "lamella"
     packages = {each["name"]: each for each in bill["components"]}
@@ -37,16 +41,16 @@ def test_all_packages_are_listed() -> None:
     assert "licenses" in packages["aiohttp"]
 
 
-def test_every_dependency_of_the_project_is_listed() -> None:
-    scopes = {each["name"]: each["scope"] for each in sbom.bill()["components"]}
+def test_every_dependency_of_the_project_is_listed(bill: dict[str, Any]) -> None:
+    scopes = {each["name"]: each["scope"] for each in bill["components"]}
     required = names(project()["dependencies"])
     assert {name: scopes.get(name) for name in required} == dict.fromkeys(required, "required")
 
 
-def test_every_extra_is_listed_if_it_is_installed() -> None:
+def test_every_extra_is_listed_if_it_is_installed(bill: dict[str, Any]) -> None:
     extras = project()["optional-dependencies"]
     assert set(extras) == {*sbom.EXTRAS, *TOOLS}
-    scopes = {each["name"]: each["scope"] for each in sbom.bill()["components"]}
+    scopes = {each["name"]: each["scope"] for each in bill["components"]}
     wanted = {name for extra in sbom.EXTRAS for name in names(extras[extra])}
     installed = {name for name in wanted if sbom.is_installed(name)}
     assert {"mcp", "cuda-bindings"} <= installed  # tests need them
@@ -77,8 +81,7 @@ def test_extras_of_dependencies_and_markers(monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-def test_all_references_exist() -> None:
-    bill = sbom.bill()
+def test_all_references_exist(bill: dict[str, Any]) -> None:
     known = {each["bom-ref"] for each in [*bill["components"], bill["metadata"]["component"]]}
     assert {each["ref"] for each in bill["dependencies"]} == known
     assert all(set(each["dependsOn"]) <= known for each in bill["dependencies"])
