@@ -69,7 +69,7 @@ def logits_of(context: Context, seq: KVSequence, tokens: list[int]) -> F32Array:
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_log_probabilities_and_greedy_tokens(name: str, pytestconfig: pytest.Config) -> None:
-    cases = cases_of(GOLDENS[name])
+    cases = cases_of(GOLDENS[name])  # --full: also the shorter prompts
     for case in cases if pytestconfig.getoption("--full") else cases[-1:]:
         tokens, wanted = case["prompt_tokens"], case["greedy_tokens"]
         with opened(name, n_ctx=case.get("n_ctx", 512)) as context:

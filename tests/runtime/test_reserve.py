@@ -62,6 +62,7 @@ CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
 def test_no_graph_needs_more_than_the_reserved_memory(
     path: Path, name: str, pytestconfig: pytest.Config
 ) -> None:
+    # --full: with every number of outputs
     _check(path, name, all_sizes if pytestconfig.getoption("--full") else few_sizes)
 
 

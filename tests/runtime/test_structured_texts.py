@@ -74,6 +74,7 @@ def text_of(instance: Instance, sink: Recorder) -> Text:
     return "".join([*map(decoder.push, sink.tokens), decoder.flush()]), result.complete
 
 
+# --full: more schemas
 @pytest.mark.parametrize("n", [80, pytest.param(500, marks=pytest.mark.full)])
 def test_finished_texts_are_valid(stories: Instance, n: int) -> None:
     random = Random(1)
