@@ -31,7 +31,8 @@ Run the tests: all, or those that a change in some rooms can break.
   scripts/test tests/base/test_units.py -x
 
 Rooms come before pytest's arguments. They are the folders in tests/: {rooms}.
-By default there is one process per processor. -n N or LAMELLA_TEST_PROCESSES sets another number;
+By default there is one process per processor, and one more, as tests wait at times.
+-n N or LAMELLA_TEST_PROCESSES sets another number;
 -n 0 runs everything in this process, for a debugger."""
 
 TESTS: Final = ROOT / "tests"
@@ -101,9 +102,10 @@ def affected(rooms: Iterable[str]) -> list[str]:
 
 
 def default_processes() -> int:
+    """One for each processor, and one more: tests also wait, for servers and other processes."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return len(os.sched_getaffinity(0)) + 1
+    return (os.cpu_count() or 1) + 1
 
 
 def distribution(arguments: Sequence[str]) -> list[str]:

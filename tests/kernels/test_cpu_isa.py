@@ -167,8 +167,9 @@ MISSING: Final = [
     for name in EMULATED
     if not all(host_features().get(feature, False) for feature in features_of(name))
 ]
-# emulated with --full alone: their instructions are among those of the others, or narrower ones
-RARE: Final = ("avx512", "avx512_bf16", "avx2_vnni", "neon_dotprod")
+# with --full alone: their instructions are among those of the others, or narrower ones, or those
+# that every processor has
+RARE: Final = ("avx512", "avx512_bf16", "avx2_vnni", "neon_dotprod", isa.GENERIC)
 # Compiling takes long. These differ from another ISA only in their products of bytes
 SAME_BUT_DOTS: Final = ("avx512", "avx2_vnni", "neon_i8mm", "neon_dotprod")
 # the cases of an ISA. --full: all of a real one, "some" of an emulated one
@@ -183,8 +184,8 @@ AT_LEAST: Final = {"few": 12, "dots": 10, "main": 40, "some": 100, "all": 300}
 @pytest.mark.parametrize(
     "name",
     [
-        *supported_isas()[1:],
-        *(pytest.param(n, marks=pytest.mark.full if n in RARE else ()) for n in MISSING),
+        pytest.param(n, marks=pytest.mark.full if n in RARE else ())
+        for n in (*supported_isas()[1:], *MISSING)
     ],
 )
 def test_results_are_right_and_the_same_bits_with_every_isa(
