@@ -137,6 +137,9 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
     for check in ("memcheck", "racecheck"):
         sanitizer = ["compute-sanitizer", "--tool", check, "--error-exitcode", "9"]
         yield Step(check, 180, [*sanitizer, *PYTEST, device_ops, "-k", CHECKED], sanitizer[0])
+    # what CI leaves out, too: last, as it may take long
+    every = [*PYTEST, "--full", "-n", "8", f"--junitxml={out / 'tests-full.xml'}"]
+    yield Step("tests-full", 300, [*every, f"--ignore={memory}", "tests/cuda"])
 
 
 def run(step: Step, log: Path) -> Result:
