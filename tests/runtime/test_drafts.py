@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lamella.runtime.engine.drafts.acceptance import PRIOR, Acceptance
-from lamella.runtime.engine.drafts.guesser import Guesser, spelled
+from lamella.runtime.engine.drafts.guesser import Guesser, Rest, spelled
 from lamella.runtime.engine.drafts.ngram import N_INDEXED, NgramSource, copied
 from lamella.runtime.engine.drafts.synthetic import SyntheticSource
 from lamella.runtime.engine.drafts.table import N_ENTRIES, N_TABLES, NgramTables, TableSource
@@ -131,3 +131,16 @@ def test_synthetic_guesses_are_taken_at_their_rates() -> None:
     source = SyntheticSource([0.8, 0.0], 1)
     assert 700 < sum(source.takes(0) for _ in range(1000)) < 900
     assert not any(source.takes(1) for _ in range(1000))
+
+
+def test_texts_without_guesses_rest_together() -> None:
+    """Each in seven of eight steps, and all in the same ones: they began at different times."""
+    rests, all_rest = [Rest() for _ in range(6)], list[bool]()
+    for step in range(120):
+        begun = rests[: step // 3 + 1]
+        resting = [rest.goes_on() for rest in begun]
+        for rest, is_resting in zip(begun, resting, strict=True):
+            if not is_resting:
+                rest.miss(step)
+        all_rest.append(all(resting))
+    assert sum(all_rest[80:]) == 35

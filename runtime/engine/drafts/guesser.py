@@ -47,11 +47,11 @@ class Rest:
         self._n_skipped = 0 if pays else self._n_skipped + 1
         self._n_left = min(self._n_skipped // 2, N_REST)
 
-    def miss(self) -> None:
-        """Count a step for which there were no guesses. While a text rests, its steps can start
-        before the host knows their tokens."""
+    def miss(self, step: int) -> None:
+        """Count a step for which there were no guesses. While all texts rest, steps can start
+        before the host knows their tokens: so they rest until the same `step`."""
         self._n_missed += 1
-        self._n_left = min(self._n_missed // 2, N_REST_NONE)
+        self._n_left = min(self._n_missed // 2, N_REST_NONE - step % (N_REST_NONE + 1))
 
 
 class Guesser:

@@ -67,11 +67,13 @@ class Speculation:
         self._ms_of = ms_of
         self._model = model
         self._rests = rests
+        self._n_steps = 0
         self._acceptance = Acceptance()
         self._tables = NgramTables()
 
     def guesses(self, tickets: Sequence[Ticket]) -> list[Guesses]:
         """What the next step checks, beside a token of each of `tickets`."""
+        self._n_steps += 1
         if len(tickets) > N_TEXTS_MAX or len(tickets) >= self._n_max:
             return []
         found: dict[Ticket, Draft] = {}
@@ -106,6 +108,7 @@ class Speculation:
             return False
         for guesser in guessers:
             guesser.rest.goes_on()
+        self._n_steps += 1
         return True
 
     def sent(self, tickets: Sequence[Ticket], n_max: int) -> list[Guesses]:
@@ -169,7 +172,7 @@ class Speculation:
         draft = guesser.draft(ticket.tokens, n_max)
         if not draft.tokens and ticket.matcher is None:
             if self._rests:
-                guesser.rest.miss()
+                guesser.rest.miss(self._n_steps)
             return NO_DRAFT
         return self._possible(ticket, draft, n_max, forces=guesser.synthetic is None)
 
