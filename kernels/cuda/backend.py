@@ -179,9 +179,11 @@ class CudaBackend(Backend):
 
     def graph_plan_compute(self, plan: CapturedPlan) -> None:
         self._given = None  # the plan's own, which it copies
+        follows = len(plan.graphs) > 1 and plan in self._in_flight
+        if follows:  # the host may not have read the results of its last run
+            plan.place = 1 - plan.place
         self._in_flight.add(plan)
-        plan.place = (plan.place + 1) % len(plan.graphs)
-        if self._shown is not plan.results or len(plan.graphs) > 1:
+        if follows or self._shown is not plan.results:
             self._show(plan.results, plan.place)
         self.gpu.graph_launch(plan.graphs[plan.place], self.stream)
 
