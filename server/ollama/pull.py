@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.25  # between two looks at a download
 LINES: Final = "application/x-ndjson"
+FIRST_LINE: Final[Json] = {"status": "pulling manifest"}
 
 
 class NamedBody(Body):
@@ -73,7 +74,7 @@ class Download:
     def line(self) -> Json:
         """What the download does now."""
         if self._progress is None:
-            return {"status": "pulling manifest"}
+            return FIRST_LINE
         done, total, name = self._progress
         return {"status": f"pulling {name}", "digest": name, "total": total, "completed": done}
 
@@ -111,8 +112,9 @@ async def pull_model(request: web.Request, wanted: HubModel, *, stream: bool) ->
 
 async def _lines(download: Download, ended: asyncio.Future[Path]) -> AsyncIterator[Json]:
     """The states of a download until its end. Raises HTTPBadGateway if it fails."""
-    last: Json = {}
+    last = FIRST_LINE
     try:
+        yield last  # also if the download is further by now
         while True:
             if (line := download.line()) != last:
                 yield line

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hub_world import hub_world
 from tiny_models import TINY, write_model
 
 from lamella.model.hub import cached_models
-from lamella.server.ollama import models
+from lamella.server.ollama import models, pull
 
 MODEL, OTHER = "u/tiny:Q4_K_M", "u/tiny:Q8_0"
 
@@ -71,6 +72,19 @@ def test_a_model_is_pulled_listed_shown_and_deleted(client: ollama.Client) -> No
     with pytest.raises(ollama.ResponseError, match="not found") as missing:
         client.delete(OTHER)
     assert missing.value.status_code == 404
+
+
+def test_a_download_that_ends_at_once_has_all_lines(
+    client: ollama.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(work: Callable[[], Path], _: str) -> Future[Path]:
+        future = Future[Path]()
+        future.set_result(work())
+        return future
+
+    monkeypatch.setattr(pull, "begin", ended)
+    lines = [line.status for line in client.pull(MODEL, stream=True)]
+    assert lines == ["pulling manifest", "pulling tiny-Q4_K_M.gguf", "success"]
 
 
 def test_a_part_of_a_name_deletes_nothing(client: ollama.Client) -> None:
