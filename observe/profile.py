@@ -19,7 +19,8 @@ from typing import Final
 import numpy as np
 
 from ..model.batch import Batch
-from ..model.context import Context, F32Array
+from ..model.context import Context
+from ..model.kv_context import F32Array
 from ..model.kv_sequence import KVSequence
 from ..sched.profile import CopyTime, Profiler, SplitTime
 from .bench import BenchTest

@@ -17,9 +17,10 @@ from lamella.base.errors import StrictError
 from lamella.base.settings import STRICT
 from lamella.graph import GGMLType
 from lamella.model.batch import Batch
-from lamella.model.context import Context, _buckets
+from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
 from lamella.model.graphs import GraphParams
+from lamella.model.kv_context import _buckets
 from lamella.model.params import ContextParams
 from lamella.runtime.plan import open_measured
 

@@ -135,7 +135,7 @@ def test_a_node_that_reads_uninitialized_memory_is_named(
         return DecodeGraph(args[0].arch, graph.params, graph.inputs, wrong)
 
     sound = decode(opened(), 5)
-    monkeypatch.setattr("lamella.model.context.build_graph", reads_too_much)
+    monkeypatch.setattr("lamella.model.kv_context.build_graph", reads_too_much)
     context = opened()
     with pytest.raises(StrictError, match=r"the first node with a NaN is ADD wrong.* stray"):
         decode(context, 5, n_top=n_top)

@@ -18,7 +18,7 @@ from weight_types import Type
 from lamella.base.errors import RequestError
 from lamella.graph.types import GGMLType
 from lamella.model.batch import Batch
-from lamella.model.context import F32Array
+from lamella.model.kv_context import F32Array
 from lamella.model.kv_pages import PAGE_SIZE
 from lamella.observe import bench as bench_module
 from lamella.observe.bench import Bench, BenchTest, open_bench

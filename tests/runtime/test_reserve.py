@@ -15,9 +15,10 @@ from tiny_models import TINY, write_model
 from lamella.base.settings import STRICT
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
-from lamella.model.context import Context, _buckets
+from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
 from lamella.model.graphs import GraphParams, bucket
+from lamella.model.kv_context import _buckets
 from lamella.model.placement import Placement
 from lamella.runtime.plan import open_measured
 from lamella.sched.scheduler import MAX_COPIES
