@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ...base.errors import (
     CancelledError,
@@ -30,21 +29,20 @@ from ...model.page_store import PageStore
 from ...model.sampling import Sampled
 from ...model.vocab import Vocab
 from . import policy
+from .admission import Admission
 from .ahead import Ahead
 from .batch_plan import BatchPlan
 from .counters import Counters
 from .delivery import Delivery
 from .drafts.drafter import Drafter
 from .drafts.speculation import Guesses, Speculation
-from .grammar_queue import GrammarQueue
 from .job import StopType
 from .output_sampler import OutputSampler
 from .pace import Pace
-from .prefixes import Prefixes
+from .prefixes import Found, Prefixes
 from .pulse import Pulse
 from .queue import JobQueue
 from .reports import as_lamella_error, report
-from .shares import Owner
 from .slots import SlotContent, Slots
 from .steps import Steps
 from .texts import Texts
@@ -54,7 +52,6 @@ from .unsure import Unsure
 T = TypeVar("T")
 
 FED_MS_MAX: Final = 10.0  # of a longer step, the time between two steps is less than 1%
-AWAITED_S: Final = 0.1  # the longest wait for a grammar or a file before the queue is asked again
 
 log = get_logger("engine")
 
@@ -93,7 +90,6 @@ class Runner:
         self._context = context
         self._vocab = vocab
         self._queue = queue
-        self._n_parallel = n_parallel
         self._pulse = pulse
         self._pace = Pace(context.n_ubatch, max_itl)
         self._sampler = OutputSampler(n_parallel, context.host_threads, self.counters)
@@ -102,8 +98,9 @@ class Runner:
             *(vocab, spelling, context.n_checked_max, self._pace.ms_of, draft_model),
             rests=is_late,
         )
+        page_size = context.pool.page_size
+        self._admission = Admission(self, queue, self.prefixes, n_parallel, page_size)
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
-        self._grammars = GrammarQueue()
         self._unsure = Unsure()
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
         self._is_computing = False  # a step has started
@@ -129,7 +126,7 @@ class Runner:
             if self._queue.has_changes():
                 self._drop_cancelled()
                 self._run_calls()
-                self._admit()
+                self._admission.admit()
             plan = self._plan_batch()
             if not len(plan.batch):
                 self._delivery.tell()
@@ -169,7 +166,7 @@ class Runner:
         while self.running and not (
             seq.can_append(n_tokens) and pool.has_room(len(self.running) + 1)
         ):
-            self._preempt(policy.victim(self.running))
+            self.preempt(policy.victim(self.running))
 
     def drain(self) -> None:
         """Cancel all jobs and calls, and close the queue."""
@@ -181,7 +178,7 @@ class Runner:
         for call in calls:
             call.future.set_exception(ClosedError("the engine is closed"))
         self._masks.close()
-        self._grammars.close()
+        self._admission.close()
         self.prefixes.close()
 
     # --- the queue ---
@@ -195,78 +192,23 @@ class Runner:
         calls = self._queue.take_calls()
         if calls:
             self._ahead.drop()  # they may compute, in the memory of its inputs
-            self._synchronize()
+            self.synchronize()
             self.prefixes.lack(None)
         for call in calls:
             call.run()
 
-    def _admit(self) -> None:
-        """Start waiting jobs: clients take turns.
-
-        A job takes all pages of its prompt at once, except in pools with windows: these have pages
-        for every step of `n_parallel` jobs. Others leave if their places or pages are needed, see
-        `policy.leaves_for`. A job whose grammar or prefix is not ready lets others go first.
-        """
-        size = self._context.pool.page_size
-        skipped: set[Owner] = set()
-        awaited = list[Future[Any]]()
-        while (ticket := self._queue.first(skipped)) is not None:
-            is_full = len(self.running) >= self._n_parallel
-            other = policy.leaves_for(ticket, self.running)
-            if (is_full and other is None) or len(skipped) > self._n_parallel:
-                break
-            later = [each for each in self._awaited(ticket) if each is not None]
-            if later:
-                awaited += later
-                skipped.add(ticket.owner)
-                continue
-            if self.running and other is None and self.prefixes.lacks(ticket):
-                break
-            found = self.prefixes.find(ticket)
-            seq = found.seq
-            fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
-            waits = policy.must_wait(ticket, found.length, fits, self.running, size)
-            if waits and fits:
-                seq.free()
-                skipped.add(ticket.owner)
-                continue
-            if waits or is_full:
-                seq.free()
-                if other is None:
-                    self.prefixes.lack(ticket)
-                    break
-                self._preempt(other)
-                continue
-            if self._in_flight and (seq.last_is_shared or found.restorable):
-                seq.free()
-                self._synchronize()  # it may write the page to be copied, or use those to be taken
-                continue  # if it failed, the shared prefix is shorter now
-            self._queue.start(ticket)
-            self.running.append(ticket)
-            now = time.perf_counter()
-            if not ticket.t_start:
-                self.counters.started(ticket, now)
-            ticket.slot = self.slots.take(ticket.slot)
-            ticket.enter(seq, found.length, now, self.n_ctx)
-            if self.prefixes.tree.is_unsure(seq):
-                self._in_flight.append(ticket)  # it fails if the work that computes them does
-            self._guard(ticket, partial(self.prefixes.begin, ticket, found))
-        if awaited and not policy.has_work(self.running):
-            wait(awaited, AWAITED_S, FIRST_COMPLETED)
-
-    def _has_news(self) -> bool:
-        """True if the queue may change which jobs run. It does not if all places are taken, and no
-        job has to leave."""
-        if not self._queue.has_changes():
-            return False
-        if not self._queue.only_waits or len(self.running) < self._n_parallel:
-            return True
-        ticket = self._queue.first()
-        return ticket is not None and policy.leaves_for(ticket, self.running) is not None
-
-    def _awaited(self, ticket: Ticket) -> tuple[Future[Any] | None, Future[Any] | None]:
-        """What a job waits for, while others go on: its grammar and the files of its prefix."""
-        return self._grammars.awaited(ticket), self.prefixes.awaited(ticket)
+    def begin(self, ticket: Ticket, found: Found) -> None:
+        """Let a waiting job run, from the prefix that was found for it."""
+        self._queue.start(ticket)
+        self.running.append(ticket)
+        now = time.perf_counter()
+        if not ticket.t_start:
+            self.counters.started(ticket, now)
+        ticket.slot = self.slots.take(ticket.slot)
+        ticket.enter(found.seq, found.length, now, self.n_ctx)
+        if self.prefixes.tree.is_unsure(found.seq):
+            self._in_flight.append(ticket)  # it fails if the work that computes them does
+        self._guard(ticket, partial(self.prefixes.begin, ticket, found))
 
     # --- a step ---
 
@@ -319,17 +261,17 @@ class Runner:
         """Get a page for the next position, or preempt the job itself."""
         while not seq.can_append(1):
             other = policy.victim(self.running)
-            self._preempt(other)
+            self.preempt(other)
             if ticket.seq is not seq:  # it was the other one, or it has ended
                 return
         self._context.append(seq, 1)
 
-    def _preempt(self, ticket: Ticket) -> None:
+    def preempt(self, ticket: Ticket) -> None:
         """Preempt a job: free its pages and let it wait, in front of the others of its request."""
         if ticket in self._in_flight:
-            self._synchronize()
+            self.synchronize()
         self._delivery.tell()
-        if ticket.seq is not None:  # else it has just failed, in _synchronize, or ended
+        if ticket.seq is not None:  # else it has just failed, in `synchronize`, or ended
             self.running.remove(ticket)
             self._ahead.drop()
             self.slots.leave(ticket.slot)
@@ -342,7 +284,7 @@ class Runner:
         """Let a job whose context is full go on without its oldest tokens, as if the others were
         its prompt: it shares the kept prefix, and evaluates what follows at its new positions."""
         try:
-            self._preempt(ticket)
+            self.preempt(ticket)
             bos = self._vocab.bos
             ticket.shift(policy.shifted(ticket.tokens, ticket.n_prompt, ticket.params, bos))
         except Exception as e:  # of this job only
@@ -375,7 +317,11 @@ class Runner:
         """Wait for the batch of a plan. Meanwhile, do what needs no rows."""
         if not isinstance(plan.started, Exception):
             self._delivery.tell()
-            if self._delivery.is_late and self._context.can_prepare and not self._has_news():
+            if (
+                self._delivery.is_late
+                and self._context.can_prepare
+                and not self._admission.has_news()
+            ):
                 self._ahead.prepare(plan, self.running)
                 self._feed_next(plan)
         assert plan.started is not None, "the batch was not started"
@@ -442,7 +388,7 @@ class Runner:
     def _start_next(self, tokens: Sequence[Sampled]) -> None:
         """Start the next step now, if it is prepared and nothing but these tokens decides about
         it."""
-        if self._has_news():
+        if self._admission.has_news():
             return
         following = self._ahead.early_plan(self.running, tokens)
         if following is not None:
@@ -467,7 +413,7 @@ class Runner:
         self._ahead.drop()
         self._next = None
         if self._is_computing:
-            self._synchronize()
+            self.synchronize()
             self._masks.take()
         self._end_step()
 
@@ -490,14 +436,19 @@ class Runner:
         progress = partial(ticket.sink.progress, ticket.n_done, ticket.n_prompt, n_cached)
         self._guard(ticket, progress)
         if ticket.n_done == ticket.n_prompt and ticket.params.n_predict == 0:
-            self._synchronize()
+            self.synchronize()
             if not ticket.settled:
                 self._sampler.begin(ticket, time.perf_counter())
                 self.finish(ticket, StopType.LIMIT)
 
     # --- work in flight ---
 
-    def _synchronize(self) -> None:
+    @property
+    def is_in_flight(self) -> bool:
+        """True if the context may still compute tokens of a job."""
+        return bool(self._in_flight)
+
+    def synchronize(self) -> None:
         """Wait until nothing is in flight. Errors go to the jobs in flight.
 
         Called before a job with tokens in flight leaves, and before other work uses the context.
@@ -557,7 +508,7 @@ class Runner:
             self._ended.append(ticket)
             return
         if ticket in self._in_flight:
-            self._synchronize()
+            self.synchronize()
         self.counters.ended(ticket)
         if ticket.matcher is not None:
             ticket.matcher.close()

@@ -127,7 +127,7 @@ def test_an_error_in_flight_fails_only_its_job(path: Path) -> None:
     """The first chunk fails; a later step reports it. A waiting job is not affected."""
     expected = alone(path, OTHER)
     with watched(path) as (watch, engine):
-        engine._runner._n_parallel = 1  # the other job waits
+        engine._runner._admission._n_parallel = 1  # the other job waits
         hold = Hold(watch, 1, fails=True)
         sink = generate(engine, PROMPT)
         other = generate(engine, OTHER)
@@ -145,7 +145,7 @@ def test_cancelling_work_in_flight(path: Path, fails: bool) -> None:
     cells."""
     expected = alone(path, OTHER)
     with watched(path) as (watch, engine):
-        engine._runner._n_parallel = 1
+        engine._runner._admission._n_parallel = 1
         hold = Hold(watch, 1, fails)
         sink = Recorder()
         ticket = engine.submit(job(sink, *PROMPT, n_probs=0))

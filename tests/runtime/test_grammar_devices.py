@@ -101,13 +101,13 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 def preempted(monkeypatch: pytest.MonkeyPatch) -> list[Ticket]:
     """All jobs with a grammar that were preempted."""
     found: list[Ticket] = []
-    preempt = Runner._preempt
+    preempt = Runner.preempt
 
     def spy(self: Runner, ticket: Ticket) -> None:
         found.extend([ticket] if ticket.matcher is not None else [])
         preempt(self, ticket)
 
-    monkeypatch.setattr(Runner, "_preempt", spy)
+    monkeypatch.setattr(Runner, "preempt", spy)
     return found
 
 
