@@ -1,4 +1,7 @@
-"""The options of all tests, their order, and their environment."""
+"""The options of all tests, their order, and their environment.
+
+With several test processes, each collects only the files that it runs (`FileTests`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -90,15 +94,117 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _CPU_BEFORE[0] = processor_time()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    files = [item for item in items if isinstance(item, FileTests)]
+    if not files:
+        order_and_choose(config, items)
+    yield
+    if files:  # -k and other options choose among their tests later
+        items[:] = in_order(files)
+
+
+def in_order(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     rank = {file: i for i, file in enumerate(SLOWEST)}
-    items.sort(key=lambda item: rank.get(file_of(item.nodeid), len(rank)))
+    return sorted(items, key=lambda item: rank.get(file_of(item.nodeid), len(rank)))
+
+
+def order_and_choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _CPU_BEFORE[0] = processor_time()
+    items[:] = in_order(items)
     if config.getoption("--full"):
         return
     full = [item for item in items if item.get_closest_marker("full")]
     config.hook.pytest_deselected(items=full)
     items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+# --- several processes ---
+
+
+class LateFile(pytest.File):
+    """A test file that is one item until its turn comes."""
+
+    def collect(self) -> Iterator[FileTests]:
+        tests = FileTests.from_parent(self, name="tests")
+        tests.add_marker(pytest.mark.timeout(0))  # each test has its own
+        yield tests
+
+
+class FileTests(pytest.Item):
+    """The tests of a file. The process that runs them collects them.
+
+    If every process collected all files, that would take minutes of processor time.
+    """
+
+    next_file: pytest.Item | None = None
+
+    def runtest(self) -> None:
+        items, config = self.session.items, self.config
+        place, n_files = items.index(self), len(items)
+        assert self.parent is not None
+        module = pytest.Module.from_parent(self.parent.parent, path=self.path)
+        tests = list(self.session.genitems(module))
+        config.hook.pytest_collection_modifyitems(session=self.session, config=config, items=tests)
+        items += tests  # as in a single process, for tests that look there
+        for i, test in enumerate(tests):
+            items[place] = test  # xdist expects reports of the test that has this place
+            following = tests[i + 1] if i + 1 < len(tests) else self.next_file
+            config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+            if self.session.shouldfail or self.session.shouldstop:
+                break
+        items[place] = self
+        del items[n_files:]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    config = parent.config
+    if hasattr(config, "workerinput") and not any("::" in name for name in config.args):
+        return LateFile.from_parent(parent, path=module_path)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    if isinstance(item, FileTests):
+        item.next_file = nextitem
+        item.runtest()
+        return True
+    return None
+
+
+class Progress:
+    """The share of the files that have begun, as nobody knows how many tests there are."""
+
+    def __init__(self, session: pytest.Session) -> None:
+        self._session = session
+        self._n_files, self._n_tests = 0, 0
+        self._begun: set[str] = set()
+
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._n_files = len({file_of(nodeid) for nodeid in ids})
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._n_tests += 1
+        self._begun.add(file_of(nodeid))
+        self._session.testscollected = self._n_tests * self._n_files // len(self._begun)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.OK and not self._begun:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("numprocesses", None):
+        session.config.pluginmanager.register(Progress(session))
+
+
+# ---
 
 
 @pytest.hookimpl(wrapper=True)

@@ -162,7 +162,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def output(project: Path, *arguments: str) -> str:
+def output(project: Path, *arguments: str, status: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=project,
@@ -170,7 +170,7 @@ def output(project: Path, *arguments: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == status, done.stdout
     return done.stdout
 
 
@@ -218,3 +218,38 @@ def test_slow_files_come_first(project: Path, slowest: tuple[str, ...]) -> None:
 
 def test_the_slow_files_exist(slowest: tuple[str, ...]) -> None:
     assert [file for file in slowest if not (ROOT / file).exists()] == []
+
+
+def test_a_file_is_collected_by_the_process_that_runs_it(project: Path) -> None:
+    text = """
+from pathlib import Path
+import pytest
+with Path("collected.txt").open("a") as log:
+    log.write(f"{Path(__file__).stem}\\n")
+@pytest.fixture(scope="module")
+def made():
+    with Path("made.txt").open("a") as log:
+        log.write("once\\n")
+@pytest.mark.full
+def test_more(made): pass
+@pytest.mark.parametrize("i", [1, 2])
+def test_all(made, i, request):
+    assert sum(item.path == request.path for item in request.session.items) > 1
+"""
+    folder = project / "tests" / "base"
+    for name in ("test_four", "test_five", "test_six"):
+        (folder / f"{name}.py").write_text(text)
+    (folder / "test_skipped.py").write_text("import pytest\npytest.skip(allow_module_level=True)")
+    (folder / "test_broken.py").write_text("import missing_module")
+    (folder / "test_wrong.py").write_text("def test_wrong(): raise KeyError")
+    shown = output(project, *MANY, "-n2", "-k", "not test_d", status=1)
+    assert "1 failed, 8 passed, 1 skipped, 1 error" in shown
+    assert "No module named 'missing_module'" in shown
+    collected = (project / "collected.txt").read_text().split()
+    assert sorted(collected) == ["test_five", "test_four", "test_six"]
+    assert (project / "made.txt").read_text().split() == ["once"] * 3
+    single = "tests/base/test_six.py::test_all"
+    assert "2 passed" in output(project, "-n1", single)
+    assert " passed" not in output(
+        project, "-n1", "-k", "unknown", "tests/base/test_one.py", status=5
+    )
