@@ -18,6 +18,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 from ..base.errors import LamellaError, RequestError
@@ -154,6 +155,7 @@ def command_parser(name: str) -> Parser:
     return found
 
 
+@cache
 def _all_flags() -> dict[str, dict[str, argparse.Action]]:
     """The flags of each command that set values. Slow: imports all commands."""
     return {name: command_parser(name).flags_with_values() for name in COMMANDS}
