@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from contextlib import suppress
+from functools import cache
 from threading import Lock
 from typing import Final
 from weakref import WeakSet
@@ -139,8 +140,13 @@ def untouched_bytes() -> int:
 def _untouched(pages: mmap.mmap) -> int:
     resident = np.ones(-(-len(pages) // mmap.PAGESIZE), np.uint8)  # a byte for each page
     address = np.frombuffer(pages, np.uint8).ctypes.data
-    ctypes.CDLL(None).mincore(*map(ctypes.c_size_t, (address, len(pages), resident.ctypes.data)))
+    _libc().mincore(*map(ctypes.c_size_t, (address, len(pages), resident.ctypes.data)))
     return int(np.count_nonzero(resident & 1 == 0)) * mmap.PAGESIZE
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:
