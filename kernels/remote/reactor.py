@@ -92,8 +92,9 @@ class Reactor:
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._end(*key.data)
-        for channel, _ in self._new:
+        for channel, handler in self._new:  # they came with the close
             channel.close()
+            handler.end()
         self._selector.close()
         self._wakes.close()
         self._woken.close()
