@@ -36,7 +36,8 @@ def answering(channel: Channel) -> None:
         answer(channel)
 
 
-def test_a_worker_that_answers_is_not_lost() -> None:
+def test_a_worker_that_answers_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "ANSWER_SECONDS", SOON)
     mine, theirs = channels()
     thread = threading.Thread(target=answering, args=(theirs,))
     thread.start()

@@ -33,7 +33,8 @@ from lamella.base.errors import BackendError, DeviceLostError, ModelFileError
 from lamella.base.settings import STRICT
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.remote import pulse
-from lamella.kernels.remote.process import start_process
+from lamella.kernels.remote.device import RemoteDevice
+from lamella.kernels.remote.process import WorkerProcess, start_process
 from lamella.kernels.sim import SimDevice
 from lamella.model.context import Context
 from lamella.model.params import ContextParams
@@ -220,20 +221,24 @@ def test_a_stopped_process_fails_a_prompt_in_flight(
 ) -> None:
     """Its system answers for it, and the other worker waits for its tensors."""
     monkeypatch.setattr(pulse, "EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(pulse, "ANSWER_SECONDS", 1.0)
-    with (
-        start_process("CPU", 1) as one,
-        start_process("CPU", 1, one.secret) as two,
-        opened(path, [one.device("ray:one/CPU"), two.device("ray:two/CPU")]) as context,
-    ):
-        process, name = ((one, "ray:one/CPU"), (two, "ray:two/CPU"))[stopped]
+    with start_process("CPU", 1) as one, start_process("CPU", 1, one.secret) as two:
+        devices = [one.device("ray:one/CPU"), two.device("ray:two/CPU")]
+        check_stopped(path, devices, (one, two)[stopped], devices[stopped])
+
+
+def check_stopped(
+    path: Path, devices: Sequence[RemoteDevice], process: WorkerProcess, device: RemoteDevice
+) -> None:
+    with opened(path, devices) as context:
         seq = context.pool.new_sequence()
         for _ in range(6):  # makes the plans: from then on, nothing waits for a reply
             start(context, seq, TEXT[:50], 1)
+        assert device.control._pulse is not None
+        device.control._pulse._channel.set_timeout(0.5)  # the other one may be slow
         os.kill(process.process.pid, signal.SIGSTOP)
         while not has_stopped(process.process.pid):
             time.sleep(0.001)
-        with pytest.raises(DeviceLostError, match=f"{name}: its process does not answer"):
+        with pytest.raises(DeviceLostError, match=f"{device.name}: its process does not answer"):
             start(context, seq, TEXT[:50], 1)
         assert not context.in_flight
 
