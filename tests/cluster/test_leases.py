@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
@@ -14,13 +13,21 @@ from lamella.cluster.calls import LEASE_HEADER
 from lamella.cluster.leases import Leases
 
 
-async def serving(leases: Leases) -> TestClient[web.Request, web.Application]:
-    async def wait(request: web.Request) -> web.Response:
-        await asyncio.sleep(float(request.query["s"]))
+class Held:
+    """A handler that answers once the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, request: web.Request) -> web.Response:
+        self.begun.set()
+        await self.go_on.wait()
         return web.Response(text="done")
 
+
+async def serving(leases: Leases, held: Held) -> TestClient[web.Request, web.Application]:
     app = web.Application(middlewares=[leases.middleware()])
-    app.router.add_get("/", wait)
+    app.router.add_get("/", held.__call__)
     client = TestClient(TestServer(app))
     await client.start_server()
     return client
@@ -32,19 +39,20 @@ def with_secret(secret: str) -> dict[str, str]:
 
 def test_a_lease_is_for_one_request_and_ends_with_it() -> None:
     async def work() -> None:
-        leases = Leases()
-        client = await serving(leases)
+        leases, held = Leases(), Held()
+        client = await serving(leases, held)
         lent = leases.lend()
         secret = await anext(lent)
         end = asyncio.ensure_future(anext(lent, None))
-        asking = asyncio.ensure_future(client.get("/?s=0.2", headers=with_secret(secret)))
-        await asyncio.sleep(0.1)
-        assert not end.done()
-        again = await client.get("/?s=0", headers=with_secret(secret))
+        asking = asyncio.ensure_future(client.get("/", headers=with_secret(secret)))
+        await held.begun.wait()
+        again = await client.get("/", headers=with_secret(secret))
         assert again.status == 403
+        assert not end.done()
+        held.go_on.set()
         assert await (await asking).text() == "done"
         await asyncio.wait_for(end, 5)
-        later = await client.get("/?s=0", headers=with_secret(secret))
+        later = await client.get("/", headers=with_secret(secret))
         assert later.status == 403
         await client.close()
 
@@ -55,10 +63,10 @@ def test_a_lease_is_for_one_request_and_ends_with_it() -> None:
 def test_without_a_lease_nothing_is_answered(headers: dict[str, str]) -> None:
     async def work() -> int:
         leases = Leases()
-        client = await serving(leases)
+        client = await serving(leases, Held())
         lent = leases.lend()
         await anext(lent)
-        reply = await client.get("/?s=0", headers=headers)
+        reply = await client.get("/", headers=headers)
         await lent.aclose()
         await client.close()
         return reply.status
@@ -79,15 +87,16 @@ def test_a_request_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_client_that_disconnects() -> None:
     async def work() -> None:
-        leases = Leases()
-        client = await serving(leases)
+        leases, held = Leases(), Held()
+        client = await serving(leases, held)
         lent = leases.lend()
         secret = await anext(lent)
         end = asyncio.ensure_future(anext(lent, None))
-        with pytest.raises(TimeoutError):
-            await client.get(
-                "/?s=30", headers=with_secret(secret), timeout=aiohttp.ClientTimeout(0.1)
-            )
+        asking = asyncio.create_task(client.get("/", headers=with_secret(secret)))
+        await held.begun.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
         await client.close()  # and the server: its handlers end
         await asyncio.wait_for(end, 10)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from virtual_time import run_virtual
 
 from lamella.base.errors import OverloadedError, RequestError
 from lamella.server import kept_streams
@@ -17,7 +18,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
         await test()
 
-    asyncio.run(run())
+    run_virtual(run())
 
 
 def nothing() -> None:
