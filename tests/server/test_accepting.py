@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from fake_context import WAIT_S
-from http_world import RunningServer, running
+from fake_context import WAIT_S, FakeContext
+from http_world import RunningServer, make_model, running
 from tls_world import make_pem
 
 from lamella.server import accepting, connections, open_files
@@ -75,7 +75,13 @@ def test_silent_connections_do_not_keep_others_out() -> None:
 
 def test_a_connection_without_a_place_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lamella.server")
-    with running(config=ServerConfig(port=0, max_connections=1)) as server:
+    context, answered = FakeContext(), threading.Event()
+
+    def on_decode(step: int) -> None:
+        assert step != 9 or answered.wait(WAIT_S)
+
+    context.on_decode = on_decode
+    with running(lambda: make_model(context), ServerConfig(port=0, max_connections=1)) as server:
         with closing(connect(server)) as busy:
             body = {"prompt": "a", "n_predict": 100_000, "ignore_eos": True, "stream": True}
             raw = json.dumps(body).encode()
@@ -84,6 +90,7 @@ def test_a_connection_without_a_place_is_told_so(caplog: pytest.LogCaptureFixtur
             assert busy.recv(100).startswith(b"HTTP/1.1 200 ")
             with closing(connect(server)) as late:
                 reply = read_all(late)
+        answered.set()
         head, _, text = reply.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: " in head

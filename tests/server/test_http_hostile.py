@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from structured_world import eventually, serving_stories
 
 from lamella.model.guide import CompiledGrammar, GrammarSpec
 from lamella.server import grammars
+from lamella.server.grammars import GrammarQueue
 
 # 60 branches that overlap: the product becomes too large
 SLOW = {
@@ -95,17 +95,30 @@ def test_too_many_grammars_at_once(server: RunningServer) -> None:
         assert server.ok("/completion", **body())["tokens_predicted"]
 
 
-def test_a_client_that_hangs_up_leaves_the_queue(server: RunningServer) -> None:
+def test_a_client_that_hangs_up_leaves_the_queue(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[str] = []
+    compiled = GrammarQueue._compiled
+
+    async def noted(queue: GrammarQueue, spec: GrammarSpec, client: str) -> CompiledGrammar:
+        waiting.append(spec.source)
+        try:
+            return await compiled(queue, spec, client)
+        finally:
+            waiting.remove(spec.source)
+
     with compiling(server, "two") as sources:
+        monkeypatch.setattr(GrammarQueue, "_compiled", noted)
         for i in range(4):
             raw = json.dumps(body(regex=f"gone{i}")).encode()
             length = f"Content-Length: {len(raw)}"
             head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n"
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.sendall(head.encode() + raw)
-                time.sleep(0.1)
+                eventually(lambda source=f"gone{i}": source in waiting)  # type: ignore[misc]
         assert server.get("/health").status == 200
-        time.sleep(0.1)
+        eventually(lambda: not waiting)
     assert server.ok("/completion", **body(regex="last"))["content"] == "last"
     assert set(sources) == {"two"}
 

@@ -30,10 +30,19 @@ class World:
         self.context.on_decode = self._on_decode
         self.n_step = n_step
         self.in_step, self.go_on = threading.Event(), threading.Event()
+        self.is_cancelled = threading.Event()
         self.server: RunningServer
 
     def load(self) -> Instance:
-        return make_model(self.context)
+        model = make_model(self.context)
+        cancel = model.engine.cancel
+
+        def noted(ticket: Any) -> None:
+            cancel(ticket)
+            self.is_cancelled.set()
+
+        model.engine.cancel = noted  # type: ignore[method-assign]
+        return model
 
     def _on_decode(self, step: int) -> None:
         if step == self.n_step:
@@ -95,10 +104,10 @@ def test_a_client_that_drops_gets_the_rest_when_it_comes_back() -> None:
         client.close()
         time.sleep(0.05)
         assert here.n_running == 1, "it ended with its client"
+        eventually(lambda: here.lookup("chat-1")[0]["total_bytes"] > 100)
         (found,) = here.lookup("other", "chat-1")
         assert not found["is_done"]
         n_before = found["total_bytes"]
-        assert n_before > 100
         here.go_on.set()
         live = here.get()  # waits for the end
         assert live.headers["content-type"] == "text/event-stream"
@@ -177,7 +186,7 @@ def test_without_the_header_or_the_time_a_stream_ends_with_its_client() -> None:
     with world(stream_timeout=0) as here:
         with closing(here.begin(n_predict=400)):
             assert here.in_step.wait(WAIT_S)
-        time.sleep(0.05)
+        assert here.is_cancelled.wait(WAIT_S)
         here.go_on.set()
         eventually(lambda: here.n_running == 0)
         assert len(here.context.steps) < 100

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
-from fake_context import FakeContext
+from fake_context import WAIT_S, FakeContext
 from http_world import Reply, RunningServer, make_model, running
 
 from lamella.server.config import ServerConfig
@@ -184,16 +185,21 @@ def test_a_failure_within_a_stream() -> None:
 
 
 def test_pings_are_events() -> None:
-    context = FakeContext()
+    context, pinged = FakeContext(), threading.Event()
 
     def on_decode(step: int) -> None:
-        if step == 3:
-            time.sleep(1.2)
+        assert step != 3 or pinged.wait(WAIT_S)
 
     context.on_decode = on_decode
-    with running(lambda: make_model(context)) as server:
+    with running(lambda: make_model(context)) as server, closing(server.connect()) as client:
         body = HI | {"stream": True, "sse_ping_interval": 1}
-        kinds = [each["type"] for each in events(server.post("/v1/responses", body))]
+        client.request("POST", "/v1/responses", json.dumps(body))
+        response, raw = client.getresponse(), b""
+        while raw.count(b"event: response.in_progress\n") < 2 and (line := response.readline()):
+            raw += line
+        pinged.set()
+        raw += response.read()
+    kinds = [each["type"] for each in events(Reply(200, dict(response.getheaders()), raw))]
     assert kinds.count("response.in_progress") >= 2
     assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")
 

@@ -488,6 +488,7 @@ def test_keys_of_the_keyboard(chat: Chat) -> None:
     browser.press("b")
     assert browser.js("document.getElementById('question').value") == "a\nb"
     browser.press(ENTER)
+    browser.wait("document.querySelectorAll('.message').length > 0")
     chat.answer()
     seen = []
     browser.js("(document.activeElement.blur(), 1)")

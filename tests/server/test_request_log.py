@@ -24,8 +24,8 @@ KEY = "sk-secret-1234"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    context = FakeContext()
-    context.on_decode = lambda _: time.sleep(0.003)  # 1.5 s until the context is full
+    context = FakeContext(n_ctx=8192)
+    context.on_decode = lambda _: time.sleep(0.003)  # 25 s until the context is full
     config = ServerConfig(port=0, api_keys=(KEY,))
     with running(lambda: make_model(context), config) as server:
         yield server

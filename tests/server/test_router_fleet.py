@@ -9,6 +9,7 @@ import signal
 import stat
 import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -162,12 +163,12 @@ def test_a_process_is_started_ahead(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, model("a"), model("b")) as w:
             spare = await spare_of(w)
-            assert await w.use("a") == spare, "the first model takes it"
+            assert await w.use("a") == spare.pid, "the first model takes it"
             second = await spare_of(w)
-            os.kill(second, signal.SIGKILL)
-            await asyncio.sleep(0.1)
+            second.kill()
+            await second.wait()
             third = await w.use("b")
-            assert third not in (spare, second)
+            assert third not in (spare.pid, second.pid)
             assert w.fleet._starter._spare is None, "all models are loaded"
             w.fleet.unload(w["a"])
             await w.use("a")
@@ -176,11 +177,11 @@ def test_a_process_is_started_ahead(tmp_path: Path) -> None:
     run(test())
 
 
-async def spare_of(w: World) -> int:
-    """The id of the process that was started ahead."""
+async def spare_of(w: World) -> Process:
+    """The process that was started ahead."""
     task = w.fleet._starter._spare
     assert task is not None
-    return (await task).pid
+    return await task
 
 
 def test_at_most_n_models(tmp_path: Path) -> None:
@@ -267,13 +268,13 @@ def test_a_model_that_is_downloaded_stops_no_other(tmp_path: Path) -> None:
 
 
 def test_a_process_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_module, "N_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(child_module, "N_REPLY_SECONDS", 0.2)
-
     async def test() -> None:
         async with world(tmp_path, model("a", fault="hang"), model("b")) as w:
-            with pytest.raises(UnavailableError, match='"a" hangs'):
-                await w.use("a")
+            with monkeypatch.context() as patch:
+                patch.setattr(child_module, "N_SILENT_SECONDS", 0.2)
+                patch.setattr(child_module, "N_REPLY_SECONDS", 0.2)
+                with pytest.raises(UnavailableError, match='"a" hangs'):
+                    await w.use("a")
             await w.use("b")
 
     run(test())
@@ -296,13 +297,13 @@ def test_a_crash_takes_one_model_which_starts_again(
     async def test() -> None:
         async with world(tmp_path, model("a"), model("b")) as w:
             pid, other = await w.use("a"), await w.use("b")
+            begin = time.monotonic()
             os.kill(pid, signal.SIGKILL)
             await w.until(lambda: w["a"].state is State.FAILED)
             (tmp_path / "a").unlink()
             with pytest.raises(UnavailableError, match="SIGKILL"):
                 await w.use("a")
             assert await w.use("b") == other
-            begin = time.monotonic()
             await w.until(lambda: w["a"].state is State.LOADED)
             assert time.monotonic() - begin > 0.5, "no back-off"
             assert await w.use("a") != pid
