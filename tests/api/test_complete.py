@@ -84,8 +84,11 @@ def test_closing_a_stream_cancels_it(model: lamella.Model) -> None:
 
 def test_a_stream_that_is_closed_by_another_thread_ends(model: lamella.Model) -> None:
     stream = endless(model)
-    threading.Timer(0.05, stream.close).start()
-    assert len(list(stream)) > 0
+    next(stream)
+    closer = threading.Thread(target=stream.close)
+    closer.start()
+    list(stream)
+    closer.join()
 
 
 def test_an_abandoned_stream_is_cancelled(model: lamella.Model) -> None:
@@ -97,8 +100,15 @@ def test_an_abandoned_stream_is_cancelled(model: lamella.Model) -> None:
 
 
 def test_ctrl_c_interrupts_a_completion(model: lamella.Model) -> None:
-    main = threading.get_ident()
-    presser = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+    main, engine = threading.get_ident(), model._generator().engine
+
+    def press() -> None:
+        while not engine.n_running:
+            time.sleep(0.001)
+        time.sleep(0.05)  # until the main thread waits
+        signal.pthread_kill(main, signal.SIGINT)
+
+    presser = threading.Thread(target=press)
     presser.start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from api_models import tiny_file
+from api_models import WAIT_S, tiny_file
 from arch_goldens import EMBEDDINGS
 from tiny_models import TINY, write_model
 
@@ -108,16 +109,26 @@ def test_the_coroutines_return_the_same(model: lamella.Model, reranker: lamella.
     assert scores == reranker.rerank("a", ["b", "c"])
 
 
-def test_a_cancelled_task_drops_its_texts(model: lamella.Model) -> None:
+def test_a_cancelled_task_drops_its_texts(
+    model: lamella.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedder = model._embedding().embedder
+    in_step, go_on, embed = threading.Event(), threading.Event(), embedder.context.embed
+
+    def held(texts: Any) -> Any:
+        in_step.set()
+        assert go_on.wait(WAIT_S)
+        return embed(texts)
+
+    monkeypatch.setattr(embedder.context, "embed", held)
 
     async def run() -> None:
         task = asyncio.create_task(model.aembed(["a b c d"] * 5000))
-        while not embedder.n_running:
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(in_step.wait, WAIT_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        go_on.set()
 
     before = embedder.counters.n_prompt
     asyncio.run(run())

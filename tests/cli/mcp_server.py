@@ -1,10 +1,12 @@
-"""An MCP server for tests, of the package `mcp`: over stdio, or HTTP on the port of its argument.
+"""An MCP server for tests, of the package `mcp`: over stdio, or over HTTP with the argument `http`:
+then it prints its port.
 
 With the argument `broken`, it ends at once with a line on stderr.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import anyio
@@ -46,7 +48,13 @@ if __name__ == "__main__":
     argument = sys.argv[1] if len(sys.argv) > 1 else ""
     if argument == "broken":
         sys.exit("there is no key")
-    if argument:
-        server.run("streamable-http", port=int(argument))
+    if argument == "http":
+        import uvicorn
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            sys.stdout.write(f"{listener.getsockname()[1]}\n")
+            sys.stdout.flush()
+            config = uvicorn.Config(server.streamable_http_app(), log_level="error")
+            uvicorn.Server(config).run(sockets=[listener])
     else:
         server.run("stdio")

@@ -26,6 +26,7 @@ PROGRAM = (sys.executable, str(Path(__file__).parent / "mcp_server.py"))
 SHOP = " ".join(PROGRAM)
 
 TOOLS = '''\
+import os
 import time
 
 
@@ -46,6 +47,7 @@ def fail(text: str) -> None:
 
 def wait() -> str:
     """Wait."""
+    open(os.environ["XDG_STATE_HOME"] + "/begun", "x").close()
     time.sleep(1000)
     return "waited"
 
@@ -270,7 +272,7 @@ def terminal(folder: Path, tmp_path: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_questions_in_a_terminal(terminal: Terminal) -> None:
+def test_questions_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("4096 tokens of context, 4 tools. /? shows commands")
     terminal.wait_for(">")
     terminal.send("how much?\r")
@@ -292,8 +294,8 @@ def test_questions_in_a_terminal(terminal: Terminal) -> None:
     terminal.wait_for("wait()")
     terminal.wait_for("always this tool: ")
     terminal.send("y\r")
-    terminal.wait_for("\n")
-    time.sleep(0.3)  # the tool runs
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.02)
     os.killpg(terminal.process.pid, signal.SIGINT)
     terminal.wait_for("[stopped]")
     terminal.wait_for(">")
