@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from lamella.base.errors import DeviceLostError
 from lamella.kernels.cpu import CpuDevice
@@ -66,3 +70,13 @@ class ToyNodes:
         self.workers.append(Worker(CpuDevice(1), secret))
         self._stack.callback(self.workers[-1].close)
         return self.workers[-1].listen("127.0.0.1")
+
+
+def stop(pid: int) -> None:
+    """Stop a process. Return once all its threads have stopped: on a busy machine, they may still
+    work for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # a thread may have ended
+            while file.read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.001)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from remote_workers import stop
 
 from lamella.base.errors import DeviceLostError
 from lamella.kernels.remote import pulse
@@ -77,7 +76,7 @@ def process() -> Iterator[WorkerProcess]:
 
 def test_a_stopped_process_is_lost_and_ends_all_waits(process: WorkerProcess) -> None:
     device = process.device("ray:a/CPU")
-    os.kill(process.process.pid, signal.SIGSTOP)
+    stop(process.process.pid)
     with pytest.raises(DeviceLostError, match="ray:a/CPU: its process does not answer"):
         device.memory()
     assert "does not answer" in device.lost

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,7 +23,7 @@ from pipeline_run import (
     start,
     start_in_pieces,
 )
-from remote_workers import Workers, workers
+from remote_workers import Workers, stop, workers
 from tiny_models import write_model
 from watched_devices import Watch
 
@@ -235,18 +233,10 @@ def check_stopped(
             start(context, seq, TEXT[:50], 1)
         assert device.control._pulse is not None
         device.control._pulse._channel.set_timeout(0.5)  # the other one may be slow
-        os.kill(process.process.pid, signal.SIGSTOP)
-        while not has_stopped(process.process.pid):
-            time.sleep(0.001)
+        stop(process.process.pid)
         with pytest.raises(DeviceLostError, match=f"{device.name}: its process does not answer"):
             start(context, seq, TEXT[:50], 1)
         assert not context.in_flight
-
-
-def has_stopped(pid: int) -> bool:
-    """True if all threads of a process have stopped: on a busy machine, they may still work."""
-    stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 DRIVER = """
