@@ -142,6 +142,12 @@ NO_SPLIT = Switch(
     "1 computes attention of few tokens on a GPU with one warp for each partition of positions, "
     "and does not share partitions among warps.",
 )
+NO_FEW = Switch(
+    "LAMELLA_NO_FEW",
+    0,
+    "1 computes products of quantized weights with 2 to 8 columns on a GPU with a block for each "
+    "16 rows, instead of blocks that stay for many rows.",
+)
 NO_FEED = Switch(
     "LAMELLA_NO_FEED",
     0,

@@ -19,7 +19,7 @@ from op_case import FLOATS, WEIGHT_TYPES, OpCase, rows, weights
 from op_cases import op_cases
 from reference_run import ids, leaf, normal, with_prepared
 
-from lamella.base.settings import NO_FUSION
+from lamella.base.settings import NO_FEW, NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.inputs import FROM_HOST
@@ -209,6 +209,10 @@ def kernels_in_use() -> dict[CudaKernel, str]:
         calls += ((name, c) for fuse in (False, True) for c in graph_calls(graph, fuse))
     for node in filter(cuda_run.supports, large_nodes()):
         calls += ((repr(node), c) for c in calls_of(node))
+    with NO_FEW.set(1):
+        for type in TYPES:
+            node = ops.mul_mat(Tensor(type, (4096, 4096)), Tensor(F32, (4096, 8)))
+            calls += (("a switch", c) for c in calls_of(node))
     calls.append(("results", to_host(Tensor(GGMLType.F32, (1,)))))
     for name, call in calls:
         found.setdefault(call.kernel, name)

@@ -17,15 +17,39 @@ from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cuda.kernel_set import kernels_for
 from lamella.kernels.cuda.limits import H100, KIB, MEASURED, sizes_of
 from lamella.kernels.cuda.ops import quantized, tensor_core
-from lamella.kernels.cuda.ops.quantized import GRID_BYTES, TYPES, shape_of_few, shape_of_one
+from lamella.kernels.cuda.ops.quantized import (
+    COLUMNS,
+    GRID_BYTES,
+    TYPES,
+    shape_of_few,
+    shape_of_groups,
+    shape_of_one,
+)
 
-# blocks on a multiprocessor x warps of a block x stages, for rows of 4096 values: one column, few
+# blocks on a multiprocessor x warps of a block x stages, for rows of 4096 values: one column, 8,
+# groups of 8
 OCCUPANCY = {
-    "T4": {"Q4_0": ("2x4x1", "1x5x2"), "Q6_K": ("1x8x1", "1x4x2"), "Q8_0": ("1x6x1", "1x4x2")},
-    "A100": {"Q4_0": ("3x4x2", "3x4x2"), "Q6_K": ("2x4x2", "2x5x2"), "Q8_0": ("2x4x2", "2x5x2")},
-    "H100": {"Q4_0": ("4x4x2", "3x4x2"), "Q6_K": ("3x4x2", "3x4x2"), "Q8_0": ("3x4x2", "3x4x2")},
+    "T4": {
+        "Q4_0": ("2x4x1", "1x8x1", "1x5x2"),
+        "Q6_K": ("1x8x1", "1x7x1", "1x4x2"),
+        "Q8_0": ("1x6x1", "1x6x1", "1x4x2"),
+    },
+    "A100": {
+        "Q4_0": ("3x4x2", "1x12x2", "3x4x2"),
+        "Q6_K": ("2x4x2", "1x12x2", "2x5x2"),
+        "Q8_0": ("2x4x2", "1x10x2", "2x5x2"),
+    },
+    "H100": {
+        "Q4_0": ("4x4x2", "1x12x4", "3x4x2"),
+        "Q6_K": ("3x4x2", "1x12x3", "3x4x2"),
+        "Q8_0": ("3x4x2", "1x12x2", "3x4x2"),
+    },
 }
-SMALL = {"Q4_0": ("2x4x2", "2x4x2"), "Q6_K": ("3x4x1", "1x7x2"), "Q8_0": ("2x4x1", "1x6x2")}
+SMALL = {
+    "Q4_0": ("2x4x2", "1x7x2", "2x4x2"),
+    "Q6_K": ("3x4x1", "1x6x2", "1x7x2"),
+    "Q8_0": ("2x4x1", "1x5x2", "1x6x2"),
+}
 OCCUPANCY |= {name: SMALL for name in DEVICES if name.startswith("RTX")}
 
 
@@ -33,10 +57,24 @@ OCCUPANCY |= {name: SMALL for name in DEVICES if name.startswith("RTX")}
 def test_blocks_of_products_on_a_multiprocessor(name: str) -> None:
     for type, wanted in OCCUPANCY[name].items():
         one = shape_of_one(GGMLType[type], 16, False, DEVICES[name])
-        assert one is not None
-        few = shape_of_few(GGMLType[type], DEVICES[name])
-        found = tuple(f"{s.resident // s.warps}x{s.warps}x{s.stages}" for s in (one, few))
+        few = shape_of_few(GGMLType[type], 16, COLUMNS, DEVICES[name])
+        assert one is not None and few is not None
+        shapes = (one, few.block, shape_of_groups(GGMLType[type], DEVICES[name]))
+        found = tuple(f"{s.resident // s.warps}x{s.warps}x{s.stages}" for s in shapes)
         assert found == wanted, type
+
+
+def test_columns_stay_in_shared_memory_where_they_fit() -> None:
+    def stay(chunks: int, columns: int, name: str) -> bool:
+        shape = shape_of_few(GGMLType.Q4_0, chunks, columns, DEVICES[name])
+        assert shape is not None
+        return shape.columns_stay
+
+    assert all(stay(16, n, name) for n in (2, 8) for name in DEVICES if name != "T4")
+    assert (stay(16, 4, "T4"), stay(16, 8, "T4")) == (True, False)
+    assert (stay(56, 2, "RTX 3060"), stay(56, 4, "RTX 3060")) == (True, False)
+    assert (stay(56, 4, "A100"), stay(56, 8, "A100")) == (True, False)
+    assert (stay(56, 8, "H100"), stay(100, 8, "H100")) == (True, False)
 
 
 def test_long_columns_are_quantized_by_more_warps() -> None:
@@ -57,13 +95,15 @@ def test_long_columns_are_quantized_by_more_warps() -> None:
 def test_products_fill_every_device(type: GGMLType) -> None:
     """Another block does not fit; or there are enough warps."""
     for name, limits in DEVICES.items():
-        few = shape_of_few(type, limits)
+        groups = shape_of_groups(type, limits)
         others = GRID_BYTES.get(type, 0) + limits.reserved
-        unused = limits.sm_shared - few.resident // few.warps * (few.shared + others)
-        assert few.resident >= 12 or unused < 4 * few.shared // few.warps + others, name
+        unused = limits.sm_shared - groups.resident // groups.warps * (groups.shared + others)
+        assert groups.resident >= 12 or unused < 4 * groups.shared // groups.warps + others, name
         for chunks in (4, 16, 56):
             one = shape_of_one(type, chunks, True, limits)
             assert one is not None and one.resident >= 4, (name, chunks)
+            few = shape_of_few(type, chunks, COLUMNS, limits)
+            assert few is not None and few.block.resident >= 5, (name, chunks)
 
 
 def test_grids_of_one_column_have_the_warps_that_a_device_runs_at_once() -> None:

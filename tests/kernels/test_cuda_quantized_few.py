@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import cuda_run
 import numpy as np
@@ -26,10 +27,12 @@ from quantized_run import (
     some_types,
     weights,
 )
-from reference_run import Array, data, each_type, ids, leaf, located, normal, values_of
+from reference_run import Array, data, each_type, ids, leaf, locate, located, normal, values_of
 
+from lamella.base.settings import NO_FEW
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.kernel_set import kernels_for
+from lamella.kernels.cuda.limits import H100
 from lamella.kernels.cuda.ops import quantized
 from lamella.kernels.cuda.ops.activations import q8_column_bytes
 from lamella.kernels.cuda.table import CudaSource
@@ -70,7 +73,7 @@ def test_long_rows_take_smaller_blocks(type: GGMLType) -> None:
         assert (bits == expected(w, x)).all(), n
         (call,) = quantized.calls(node, small)
         shapes.add((call.kernel.name, call.block < 128))
-    assert shapes == {("mul_mat_one", False), ("mul_mat_one", True), ("mul_mat_vec", False)}
+    assert shapes == {("mul_mat_one", False), ("mul_mat_one", True), ("mul_mat_few", False)}
 
 
 def test_rows_with_gaps() -> None:
@@ -91,19 +94,78 @@ def test_columns_of_16_bit_floats(type: GGMLType) -> None:
     assert (product(FEW, w, x) == expected(w, values_of(x)[0, 0])).all()
 
 
+# --- blocks that stay for many tiles ---
+
+# multiprocessors that are few: columns stay or not, with one stage or more
+FEW_BLOCKS = {name: replace(DEVICES[name], n_sm=2) for name in ("H100", "T4", "RTX 3060")}
+
+
+@some_types
+@pytest.mark.parametrize("name", FEW_BLOCKS)
+def test_blocks_of_many_tiles_have_the_twin_s_bits(name: str, type: GGMLType) -> None:
+    """Rows have fewer chunks than a block has warps, as many, and more."""
+    limits = FEW_BLOCKS[name]
+    for i, k in enumerate((*lengths(type)[1:], 12 * CHUNK, 40 * CHUNK)):
+        w, x = weights(type, 133, k), normal(8, k, seed=1)
+        whole = expected(w, x)
+        for m in (2, 8):
+            node = ops.mul_mat(w, leaf(x[:m]))
+            found = cuda_run.compute(node, reverse=i % 2 == 1, kernels=kernels_for(limits))
+            assert (bits_of(found) == whole[:m]).all(), (k, m)
+            [call] = quantized.calls(node, limits)
+            assert (call.kernel.name, call.grid[0]) == ("mul_mat_few", 2)
+
+
+@pytest.mark.parametrize("name", FEW_BLOCKS)
+def test_blocks_of_many_gated_tiles_have_the_bits_of_single_ops(name: str) -> None:
+    for k, reverse in ((160, False), (2336, True)):
+        single, fused = (gated(GGMLType.Q4_0, 133, k, 5) for _ in range(2))
+        run_graph(single, fuse=False)
+        for node in fused.nodes:
+            locate(node)
+        plan = cuda_run.run(fused, reverse, kernels_for(FEW_BLOCKS[name]))
+        assert [step.call.kernel.name for step in plan.steps] == ["quantize_q8", "gate_up_few"]
+        assert data(single.nodes[-1]).tobytes() == data(fused.nodes[-1]).tobytes()
+
+
+def test_blocks_of_many_tiles_in_batches() -> None:
+    w, x = random_weights(GGMLType.Q4_0, 2, 133, 416), normal(4, 3, 416, seed=1)
+    node = ops.mul_mat(w, leaf(x))
+    limits = replace(H100, n_sm=8)
+    found = cuda_run.compute(node, kernels=kernels_for(limits))
+    [call] = quantized.calls(node, limits)
+    assert call.grid == (2, 4, 1)
+    for i in range(4):
+        one = Tensor(w.type, w.ne[:2])
+        one.buffer, one.offset = w.buffer, w.offset + i // 2 * w.nb[2]
+        assert (bits_of(found.reshape(4, 3, 133)[i]) == expected(one, x[i])).all(), i
+
+
+@some_types
+def test_a_switch_computes_a_tile_with_each_block(type: GGMLType) -> None:
+    k = lengths(type)[-1]
+    w, x = weights(type, N_ROWS, k), normal(8, k, seed=1)
+    with NO_FEW.set(1):
+        for m in (2, 8):
+            bits = product(FEW, w, x[:m])
+            assert (bits == expected(w, x[:m])).all(), m
+        [call] = quantized.calls(ops.mul_mat(w, leaf(x)))
+    assert call.kernel.name == "mul_mat_vec"
+
+
 # --- gated units ---
 
 
 def kernel_for(m: int, prefix: str = "gate_up") -> str:
     """The kernel of `m` columns."""
-    return f"{prefix}_one" if m == 1 else f"{prefix}_vec"
+    return f"{prefix}_one" if m == 1 else f"{prefix}_few"
 
 
 def assert_gated_bits(make: Callable[[], Graph], kernel: str) -> None:
     """Check that one kernel computes the graph, with the bits of single kernels."""
     single, fused = make(), make()
     assert kernel not in run_graph(single, fuse=False)
-    before = ["quantize_q8"] if kernel.endswith("_vec") else []  # one column is quantized there
+    before = [] if kernel.endswith("_one") else ["quantize_q8"]  # one column is quantized there
     assert run_graph(fused) == [*before, kernel]
     assert data(single.nodes[-1]).tobytes() == data(fused.nodes[-1]).tobytes()
 
@@ -118,7 +180,7 @@ def test_gated_units_have_the_bits_of_single_ops(type: GGMLType) -> None:
 @pytest.mark.parametrize("op", GluOp, ids=lambda op: op.name)
 def test_every_gated_unit(op: GluOp) -> None:
     assert_gated_bits(lambda: gated(GGMLType.Q8_0, 20, 64, 1, op), "gate_up_one")
-    assert_gated_bits(lambda: gated(GGMLType.Q8_0, 20, 64, 2, op), "gate_up_vec")
+    assert_gated_bits(lambda: gated(GGMLType.Q8_0, 20, 64, 2, op), "gate_up_few")
 
 
 @some_types
@@ -140,14 +202,14 @@ def test_gated_units_of_batches() -> None:
         columns = leaf(normal(4, 3, 160, seed=1))
         return Graph(ops.swiglu(ops.mul_mat(a, columns), ops.mul_mat(b, columns)))
 
-    assert_gated_bits(make, "gate_up_vec")
+    assert_gated_bits(make, "gate_up_few")
 
 
 def test_gated_units_that_are_not_fused() -> None:
     a, b = weights(GGMLType.Q8_0, 20, 64), weights(GGMLType.Q4_0, 20, 64)
     columns = leaf(normal(3, 64))
     graph = Graph(ops.swiglu(ops.mul_mat(a, columns), ops.mul_mat(b, columns)))
-    assert run_graph(graph)[:3] == ["quantize_q8", "mul_mat_vec", "mul_mat_vec"]
+    assert run_graph(graph)[:3] == ["quantize_q8", "mul_mat_few", "mul_mat_few"]
 
 
 # --- columns are prepared once for all their readers ---
@@ -157,7 +219,7 @@ def test_products_share_their_columns() -> None:
     x = leaf(normal(3, 256))
     types = (GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q6_K)
     products = [ops.mul_mat(weights(t, 20, 256), x) for t in types]
-    assert run_graph(Graph(*products)) == ["quantize_q8", *["mul_mat_vec"] * 3]
+    assert run_graph(Graph(*products)) == ["quantize_q8", *["mul_mat_few"] * 3]
     for t, node in zip(types, products, strict=True):
         assert (bits_of(data(node)) == expected(weights(t, 20, 256), values_of(x)[0, 0])).all(), t
 

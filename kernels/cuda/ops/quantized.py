@@ -1,16 +1,16 @@
 """Products of quantized weights with few columns: MUL_MAT, MUL_MAT_ID, and two with their GLU.
 
-One column has its own kernel, which quantizes the column itself. More than 8 columns are computed
-in groups; each group reads the weights again. They are in form q8 (activations.py). Tested by
+One column has its own kernel, which quantizes the column itself. Other columns are in form q8
+(activations.py). More than 8 are computed in groups; each group reads the weights again. Tested by
 tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ....base.settings import NO_FIT
+from ....base.settings import NO_FEW, NO_FIT
 from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
@@ -47,12 +47,22 @@ WARP: Final = 32  # threads
 PIECE: Final = 16  # bytes of a copy to shared memory
 COLUMN_SLOT: Final = CHUNK + 8 * CHUNK // BLOCK + PIECE  # bytes of a chunk of a column there
 
-# as in src/mul_mat_vec.cu
+# of src/few_columns.cuh: of a tile, a block's rows at a time
 ROWS: Final = 16
-STAGES: Final = 2
-FEW_WARPS: Final = range(4, 9)  # of a block, the best first
 FEW_REGISTERS: Final = 168  # of a thread, at most
 ENOUGH_FEW: Final = 12  # warps on a multiprocessor
+
+# of src/mul_mat_few.cu
+FEW_WARPS: Final = range(12, 3, -1)  # of a block, the best first
+FEW_STAGES: Final = (4, 3, 2)
+SUMS_OF_WARP: Final = 2 * 2  # chunks: two rounds, twice
+LEAST_WARPS: Final = 6  # on a multiprocessor, rather than columns that stay there
+FIRST_ASYNC: Final = 80  # architecture; before, copies wait, and one stage is enough
+MOST_ROW_BYTES: Final = 2**31 - 1
+
+# of src/mul_mat_vec.cu
+VEC_STAGES: Final = 2
+VEC_WARPS: Final = range(4, 9)  # of a block, the best first
 
 # of src/mul_mat_one.cu
 SHAPES: Final = (  # (warps, stages) of a block, the best first
@@ -96,6 +106,13 @@ class Shape(NamedTuple):
     resident: int
 
 
+class FewShape(NamedTuple):
+    """A `Shape` of src/mul_mat_few.cu, and whether it has room for the columns, which then stay."""
+
+    block: Shape
+    columns_stay: bool
+
+
 def _call(
     node: Tensor, limits: Limits, tensors: Sequence[Tensor] = (), gate: Sequence[Number] = ()
 ) -> CudaCall | None:
@@ -103,20 +120,48 @@ def _call(
     if node.op is Op.MUL_MAT_ID:
         return _call_of_one(node, limits, tensors, gate)
     one = _call_of_one(node, limits, tensors, gate) if node.src[1].ne[1] == 1 else None
-    return one or _call_of_few(node, limits, tensors, gate)
+    few = None if one or NO_FEW() else _call_of_few(node, limits, tensors, gate)
+    return one or few or _call_of_groups(node, limits, tensors, gate)
 
 
-def shape_of_few(type: GGMLType, limits: Limits) -> Shape:
+def _row_slot(type: GGMLType) -> int:
+    """Bytes of a chunk of a row in shared memory, in src/few_columns.cuh."""
+    return PIECE * (-(-(_chunk_bytes(type) + PIECE - 1) // PIECE) | 1)
+
+
+def shape_of_few(type: GGMLType, chunks: int, columns: int, limits: Limits) -> FewShape | None:
+    """The block of src/mul_mat_few.cu with enough warps at once, then with columns that stay, then
+    with the most warps, then the most stages; None if none fits."""
+
+    def shapes() -> Iterator[FewShape]:
+        row, column = ROWS * _row_slot(type), columns * COLUMN_SLOT
+        for stay in (True, False):
+            for warps in FEW_WARPS:
+                for stages in FEW_STAGES if limits.arch >= FIRST_ASYNC else (1,):
+                    stage = row if stay else row + column
+                    of_warp = stages * stage + SUMS_OF_WARP * 4 * ROWS * COLUMNS
+                    shared = warps * of_warp + (chunks * column if stay else 0)
+                    resident = _resident(type, limits, warps, shared, FEW_REGISTERS)
+                    yield FewShape(Shape(warps, stages, shared, resident), stay)
+
+    def value(shape: FewShape) -> tuple[int, ...]:
+        (_, stages, _, resident), stay = shape
+        return min(resident, LEAST_WARPS), stay, min(resident, ENOUGH_FEW), stages
+
+    best = max(shapes(), key=value)
+    return best if best.block.resident else None
+
+
+def shape_of_groups(type: GGMLType, limits: Limits) -> Shape:
     """The block of src/mul_mat_vec.cu with the most warps at once."""
-    n_pieces = -(-(_chunk_bytes(type) + PIECE - 1) // PIECE) | 1
-    stage = ROWS * PIECE * n_pieces + COLUMNS * COLUMN_SLOT
+    stage = ROWS * _row_slot(type) + COLUMNS * COLUMN_SLOT
 
     def shape(warps: int) -> Shape:
-        shared = warps * STAGES * (stage + 4 * ROWS * COLUMNS)
+        shared = warps * VEC_STAGES * (stage + 4 * ROWS * COLUMNS)
         resident = _resident(type, limits, warps, shared, FEW_REGISTERS)
-        return Shape(warps, STAGES, shared, resident)
+        return Shape(warps, VEC_STAGES, shared, resident)
 
-    return max(map(shape, FEW_WARPS), key=lambda s: min(s.resident, ENOUGH_FEW))
+    return max(map(shape, VEC_WARPS), key=lambda s: min(s.resident, ENOUGH_FEW))
 
 
 def shape_of_one(type: GGMLType, chunks: int, is_gated: bool, limits: Limits) -> Shape | None:
@@ -146,10 +191,31 @@ def _resident(type: GGMLType, limits: Limits, warps: int, shared: int, registers
 
 def _call_of_few(
     node: Tensor, limits: Limits, tensors: Sequence[Tensor], gate: Sequence[Number]
+) -> CudaCall | None:
+    """The call for up to 8 columns; None if there are more, or rows are too far apart."""
+    a, x = node.src[:2]
+    chunks = n_chunks(a.ne[0])
+    shape = shape_of_few(a.type, chunks, min(x.ne[1], COLUMNS), limits)
+    if x.ne[1] > COLUMNS or a.nb[1] > MOST_ROW_BYTES or shape is None:
+        return None
+    (warps, stages, shared, resident), stay = shape
+    names = _names(node)
+    source = CudaSource.of("mul_mat_few.cu", TYPE=a.type.name)
+    kernel = CudaKernel(source, f"{names.gated if gate else names.single}_few", merges=not gate)
+    tiles = -(-a.ne[1] // (ROWS // 2 if gate else ROWS))
+    most = max(1, resident // warps * limits.n_sm // names.others[0])
+    grid: Dim3 = (min(tiles, most), *names.others)
+    params = (*(gate or (0, 0.0, 0.0)), stages, int(stay), tiles)
+    columns = [prepared_q8(x)]
+    return CudaCall(kernel, grid, WARP * warps, params, shared, prepared=columns, tensors=tensors)
+
+
+def _call_of_groups(
+    node: Tensor, limits: Limits, tensors: Sequence[Tensor], gate: Sequence[Number]
 ) -> CudaCall:
     """The call for groups of columns."""
     a, x = node.src[:2]
-    warps, _, shared, _ = shape_of_few(a.type, limits)
+    warps, _, shared, _ = shape_of_groups(a.type, limits)
     source = CudaSource.of("mul_mat_vec.cu", TYPE=a.type.name, THREADS=WARP * warps, SHARED=shared)
     names = _names(node)
     tiles = -(-a.ne[1] // (ROWS // 2 if gate else ROWS))
