@@ -1,11 +1,12 @@
 """Count the machine instructions of CUDA's products of quantized weights, by the weights' type.
 
     .venv/bin/pip install nvidia-cuda-nvdisasm
-    .venv/bin/python benchmarks/cuda_instructions.py NVDISASM [--tiles] [TYPE...]
+    .venv/bin/python benchmarks/cuda_instructions.py NVDISASM [--few | --tiles] [TYPE...]
 
 Compiles the sum of a chunk of 256 values of `mul_mat_one.cu` for sm_90, from the row's bytes in
-shared memory to the sum, and disassembles it with NVIDIA's nvdisasm. With --tiles: the innermost
-loop of `mul_mat_mma.cu`, in the tiles that prompts have. Needs no GPU.
+shared memory to the sum, and disassembles it with NVIDIA's nvdisasm. With --few: what a warp does
+with such a chunk of 16 rows and 8 columns in `mul_mat_few.cu` and `mul_mat_vec.cu`. With --tiles:
+the innermost loop of `mul_mat_mma.cu`, in the tiles that prompts have. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -40,6 +41,25 @@ KERNEL(chunk, MAX_THREADS, BLOCKS_PER_SM) {
     to[threadIdx.x] = chunk_sum<Type, true>(held, slots + p.n_blocks, CHUNK_BLOCKS);
 }
 """
+FEW: Final = """
+#include "few_columns.cuh"
+
+KERNEL(chunk, 384, 1) {
+    DYNAMIC_SHARED(char, rows);
+    Type::prepare();
+    sync_block();
+    constexpr bool ALIGNED = Type::BYTES % 4 == 0;
+    float *const to = reinterpret_cast<float *>(p.scratch);
+    const Places places(N_COLS);
+    const char *const columns = rows + p.n_blocks;
+    const Operands of = {{rows + places.rows[0], rows + places.rows[1]},
+                         {columns + places.columns[0], columns + places.columns[1]},
+                         columns + places.matrices};
+    float s[OWN][OWN] = {};
+    add_blocks<ALIGNED, true>(s, of, CHUNK_BLOCKS);
+    for (int i = 0; i < OWN * OWN; i++) to[i] = s[i / OWN][i % OWN];
+}
+"""
 TENSOR_CORES: Final = "IMMA"  # their instruction for bytes
 OF_32: Final = ".16832."  # with 32 values of K; others have 16
 WITH_TWO: Final = ("Q2_K",)  # types that multiply minima, too
@@ -48,12 +68,14 @@ Line = tuple[str, str]  # the instruction, the rest
 
 
 def main() -> None:
-    arguments = [a for a in sys.argv[1:] if a != "--tiles"]
-    disassembler, *chosen = arguments
+    disassembler, *chosen = [a for a in sys.argv[1:] if not a.startswith("--")]
     for name in chosen or [type.name for type in TYPES]:
         if "--tiles" in sys.argv:
             counts, n = tile_loop(disassembler, name)
             what = f"for {n} tiles of 16 x 8 results and 32 values"
+        elif "--few" in sys.argv:
+            counts, n = few_columns(disassembler, name), BLOCKS
+            what = "with 16 x 8 results for 256"
         else:
             counts, n = one_column(disassembler, name), BLOCKS
             what = "for 256"
@@ -67,6 +89,15 @@ def one_column(disassembler: str, type: str) -> Counter[str]:
         source = Path(folder, "chunk.cu")
         source.write_text((FOLDER / "mul_mat_one.cu").read_text().partition(AFTER)[0] + KERNEL)
         lines = disassembled(disassembler, CudaSource.of(str(source), TYPE=type, T="F32"))
+    return counted(line for line in lines if isinstance(line, tuple))
+
+
+def few_columns(disassembler: str, type: str) -> Counter[str]:
+    """How often each instruction occurs for a chunk of 16 rows and of 8 columns."""
+    with TemporaryDirectory() as folder:
+        source = Path(folder, "chunk.cu")
+        source.write_text(FEW)
+        lines = disassembled(disassembler, CudaSource.of(str(source), TYPE=type))
     return counted(line for line in lines if isinstance(line, tuple))
 
 

@@ -36,13 +36,14 @@ SMALL: Final = " and ".join(f"not {word}" for word in LARGE)
 FEW_OPS: Final = f"test_the_result and (8_0 or Q4_K or flash or rms_norm or rope) and {SMALL}"
 HOT: Final = {  # kernels that take most time, with a case of the benchmark for each
     "mul_mat_one": "mul_mat Q4_0 4096x14336x1$",
-    "mul_mat_vec": "mul_mat Q4_0 4096x14336x8$",
+    "mul_mat_few": "mul_mat Q4_0 4096x14336x8$",
     "mul_mat_mma": "mul_mat Q4_0 4096x14336x512$",
     "attention_split": "attention 8b F16 1 tokens",
     "attention_4": "attention 8b F16 512 tokens",
 }
 COMPARED: Final = {  # switches that change speed but no bits: cases, and another switch meanwhile
     "LAMELLA_NO_FIT": (r"x(1|8|64|512)$", "LAMELLA_NO_SPLIT=1"),
+    "LAMELLA_NO_FEW": (r"Q.*x(2|4|8)$", "LAMELLA_NO_SPLIT=0"),
     "LAMELLA_NO_SPLIT": ("^attention", "LAMELLA_NO_FIT=0"),
     "LAMELLA_CUDA_COPIES_INPUTS": ("^attention 1b", "LAMELLA_NO_FIT=0"),  # whole models differ
 }
