@@ -84,7 +84,8 @@ def attention(head_dim: int, type: GGMLType, n: int) -> Tensor:
 def hot_nodes(full: bool) -> Iterator[Tensor]:
     """Nodes in which models spend most time, in decoding and in prompts. `full`: more types."""
     pooled = product(HOT_HEADS, HOT_KV) if full else ((128, Q8_0),)
-    for type, n in product(HOT_TYPES, (1, 512)) if full else zip(HOT_TYPES, (512, 1), strict=False):
+    some = product(HOT_TYPES, (1, 8, 512)) if full else zip(HOT_TYPES, (512, 1), strict=False)
+    for type, n in some:
         yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
     for (head_dim, type), n in product(pooled, (1, 512)):
         yield attention(head_dim, type, n)
