@@ -73,7 +73,7 @@ class Tensor:
             view_offs += view_src.view_offs
             view_src = view_src.view_src
         self.type = type
-        self.ne = _shape(type, ne, name or op.name.lower())
+        self.ne = _shape(type, ne, name, op)
         self.nb = contiguous_strides(type, self.ne) if nb is None else nb
         self.nbytes = _nbytes(type, self.ne, self.nb)
         self.op = op
@@ -187,15 +187,16 @@ def contiguous_strides(type: GGMLType, ne: Shape) -> Shape:
     return (type.type_size, nb1, nb2, nb2 * ne[2])
 
 
-def _shape(type: GGMLType, ne: Sequence[int], what: str) -> Shape:
-    if not 1 <= len(ne) <= MAX_DIMS or any(n < 0 for n in ne):
+def _shape(type: GGMLType, ne: Sequence[int], name: str, op: Op) -> Shape:
+    if not 1 <= len(ne) <= MAX_DIMS or min(ne) < 0:
         raise GraphError(
-            f"{what}: shape {list(ne)} must have 1 to {MAX_DIMS} dimensions, none negative"
+            f"{name or op.name.lower()}: shape {list(ne)} must have 1 to {MAX_DIMS} dimensions, "
+            "none negative"
         )
     if ne[0] % type.block_size:
         raise GraphError(
-            f"{what}: ne[0] of shape {list(ne)} must be a multiple of {type.block_size}, "
-            f"the block size of {type.name}"
+            f"{name or op.name.lower()}: ne[0] of shape {list(ne)} must be a multiple of "
+            f"{type.block_size}, the block size of {type.name}"
         )
     a, b, c, d = (*ne, 1, 1, 1)[:MAX_DIMS]
     return (a, b, c, d)

@@ -97,13 +97,12 @@ class LayerBuild:
 
     def parts(self, *options: Sequence[Part | str]) -> tuple[tuple[Part, ...], ...]:
         """Return sources of a weight; names of tensors are without the layer."""
-        return tuple(
-            tuple(
-                part._replace(tensor=f"blk.{self.il}.{part.tensor}")
-                for part in (Part(p) if isinstance(p, str) else p for p in option)
-            )
-            for option in options
-        )
+        return tuple(tuple([self._part(part) for part in option]) for option in options)
+
+    def _part(self, part: Part | str) -> Part:
+        if isinstance(part, str):
+            return Part(f"blk.{self.il}.{part}")
+        return part._replace(tensor=f"blk.{self.il}.{part.tensor}")
 
     # --- blocks ---
 
