@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -124,12 +124,11 @@ def _free_port() -> int:
 def _wait(url: str, folder: Path) -> None:
     """Wait until a server is ready. Raises SystemExit with its log if that takes too long."""
     until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.05)
+    with httpx.Client(timeout=5) as client:
+        while time.monotonic() < until:
+            with suppress(httpx.HTTPError):
+                if client.get(f"{url}/health").status_code == 200:
+                    return
+            time.sleep(0.05)
     log = (folder / f"{url.rpartition(':')[2]}.log").read_text(errors="replace")
     raise SystemExit(f"{url} is not ready: {log[-2000:]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,8 @@ def hub_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.setenv(name, "127.0.0.1,localhost")
         monkeypatch.setattr(library, "WAIT_S", 0.0)
+        # the fake hub has no TLS, and to read all certificates takes as long as a whole test
+        monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
         close_session()  # it may have proxies, or a connection to an earlier hub
         get_session()  # made here, as two threads could make one each
         yield hub

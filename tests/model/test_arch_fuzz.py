@@ -23,7 +23,7 @@ from lamella.model.keys import Keys
 from lamella.model.loader import find_weights
 
 ARRAY, I64, F64 = GGUFValueType.ARRAY, GGUFValueType.INT64, GGUFValueType.FLOAT64
-N_CASES = 9  # for each architecture, of each kind
+N_CASES, N_CASES_FULL = 5, 9  # for each architecture, of each kind
 INTS = (0, 1, 3, -1, -(2**31), 2**31 - 1, 2**31, 2**63 - 1, 1000)
 FLOATS = (0.0, -1.0, 1e-300, 1e38, 1e300, float("inf"), float("nan"))
 VALUES = [
@@ -84,7 +84,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize("name", architectures())
-def test_invalid_metadata(name: str, read: set[str], tmp_path: Path) -> None:
+def test_invalid_metadata(
+    name: str, read: set[str], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    n_cases = N_CASES_FULL if pytestconfig.getoption("--full") else N_CASES
     rng, path = random.Random(name), tmp_path / "keys.gguf"
     with open_gguf(architectures()[name]) as file:
         good = stored(file.metadata)
@@ -94,7 +97,7 @@ def test_invalid_metadata(name: str, read: set[str], tmp_path: Path) -> None:
         changed = [{**good, key: value} for key in keys for value in VALUES]
         spoiled = [{**good, key: value} for key, value in _near(good, keys)]
         results = []
-        for metadata in (c for cs in (missing, changed, spoiled) for c in _some(rng, cs)):
+        for metadata in (c for cs in (missing, changed, spoiled) for c in _some(rng, cs, n_cases)):
             path.write_bytes(layout(metadata).data)
             with open_gguf(path, header_only=True) as other:
                 file.metadata = other.metadata
@@ -113,5 +116,5 @@ def _near(good: dict[str, Typed], keys: list[str]) -> Iterator[tuple[str, Typed]
             yield key, Typed(ARRAY, [*value.value[:-1], last], element=element)
 
 
-def _some(rng: random.Random, cases: list[dict[str, Typed]]) -> list[dict[str, Typed]]:
-    return rng.sample(cases, min(N_CASES, len(cases)))
+def _some(rng: random.Random, cases: list[dict[str, Typed]], n: int) -> list[dict[str, Typed]]:
+    return rng.sample(cases, min(n, len(cases)))

@@ -23,13 +23,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzers nee
 @pytest.mark.parametrize(
     ("make", "numbers"),
     [
-        (Files, range(150)),
-        (Templates, range(50)),
+        (Files, range(60)),
+        (Templates, range(20)),
+        pytest.param(Files, range(60, 150), marks=pytest.mark.full),
+        pytest.param(Templates, range(20, 50), marks=pytest.mark.full),
         # servers may answer too late on a busy machine
         pytest.param(Bodies, [*range(100), 268], marks=pytest.mark.full),  # nothing to deepen
         pytest.param(Http, [*range(60), 1381], marks=pytest.mark.full),  # no UTF-8 in Expect
     ],
-    ids=["gguf", "templates", "bodies", "http"],
+    ids=["gguf", "templates", "more gguf", "more templates", "bodies", "http"],
 )
 def test_inputs_without_a_finding(
     make: Callable[[], Target], numbers: Sequence[int], capsys: pytest.CaptureFixture[str]

@@ -58,21 +58,34 @@ def slow_devices(seed: int, **options: Any) -> list[SimDevice]:
 # --- equal bits ---
 
 
-@pytest.mark.parametrize("decode", [decode_prompts, decode_mixed])
+RUNS: tuple[tuple[int, int, dict[str, Any]], ...] = (
+    (1, 0, {}),
+    (2, 1, {}),
+    (3, 0, {"async_copies": False}),
+    (4, 0, {"bandwidth": 1e7}),
+)
+
+
+@pytest.mark.parametrize(
+    ("decode", "runs"),
+    [
+        (decode_prompts, RUNS[1:3]),
+        (decode_mixed, RUNS[::3]),
+        pytest.param(decode_prompts, RUNS, marks=pytest.mark.full),
+        pytest.param(decode_mixed, RUNS, marks=pytest.mark.full),
+    ],
+)
 def test_bits_are_the_same_without_a_pipeline(
-    path: Path, decode: Callable[[Context], list[bytes]]
+    path: Path,
+    decode: Callable[[Context], list[bytes]],
+    runs: Sequence[tuple[int, int, dict[str, Any]]],
 ) -> None:
     with STRICT.set(0), opened(path, [SimDevice("SIM0")]) as one:
         assert "fewer than two" in one.no_pipeline
         expected = decode(one)
     with opened(path, slow_devices(0), pipeline=False) as context:
         assert decode(context) == expected
-    for seed, strict, options in (
-        (1, 0, {}),
-        (2, 1, {}),
-        (3, 0, {"async_copies": False}),
-        (4, 0, {"bandwidth": 1e7}),
-    ):
+    for seed, strict, options in runs:
         with STRICT.set(strict), opened(path, slow_devices(seed, **options)) as context:
             assert context.no_pipeline == ""
             assert decode(context) == expected

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from matrix import first
+from matrix import combinations, first
 from sampling_toys import SIZES, VOCABS, F32Array, ToyVocab, random_logits, random_params
 
 from lamella.base.errors import BackendError, RequestError
@@ -65,8 +65,12 @@ def test_random_chains_with_masks(seed: int) -> None:
                 twin.accept(chosen)
 
 
-@pytest.mark.parametrize("share", [0.001, 0.124, 0.126, 0.9])
-@pytest.mark.parametrize("values", [{}, {"top_k": 0}, {"temperature": 0}, {"top_n_sigma": 1.0}])
+@pytest.mark.parametrize(
+    ("share", "values"),
+    combinations(
+        [0.001, 0.124, 0.126, 0.9], [{}, {"top_k": 0}, {"temperature": 0}, {"top_n_sigma": 1.0}]
+    ),
+)
 def test_a_mask_is_a_ban_of_all_other_tokens(share: float, values: dict[str, float]) -> None:
     n, rng = 40_003, random.Random(3)
     params = SamplingParams(seed=1, **values)  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ def assert_same(native: Sampler, twin: Sampler, logits: F32Array) -> int | str:
     return chosen
 
 
-@pytest.mark.parametrize("seed", first(12, range(60)))
+@pytest.mark.parametrize("seed", first(5, range(60)))
 def test_random_chains(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(50):

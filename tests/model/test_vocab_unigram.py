@@ -190,5 +190,5 @@ def test_a_map_with_random_content_reads_only_its_own_bytes() -> None:
 @pytest.mark.parametrize("unit", ["a", " ", "a ", "水", "\u0301", "\ufdfa", "😀", "ab"])
 def test_long_texts_are_fast(unit: str, kernels: str) -> None:
     _, v, _ = trained(True, True)
-    n = 1_000_000 if kernels == "compiled" else 5_000
+    n = 200_000 if kernels == "compiled" else 5_000
     assert len(v.tokenize(unit * (n // len(unit)))) <= 18 * n

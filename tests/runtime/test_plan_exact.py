@@ -93,7 +93,7 @@ def decode_all_kinds(context: Context) -> None:
     """Prompts, single tokens and several sequences, with and without outputs."""
     rng = np.random.default_rng(3)
     seqs = [context.pool.new_sequence() for _ in range(context.n_seq_max)]
-    for lengths in ([1], [7], [40], [1, 1], [3, 1, 9], [1] * 4, [30] * 4, [90], [1]):
+    for lengths in ([7], [3, 1, 9], [1] * 4, [30] * 4, [90], [1]):
         batch = Batch()
         for seq, n in zip(seqs, lengths, strict=False):
             pos = seq.length

@@ -9,6 +9,7 @@ from threading import Thread
 import numpy as np
 import pytest
 from control_vectors import write_control
+from matrix import combinations
 from open_params import open_params
 from tiny_models import TINY, write_model
 from window_models import write_window_model
@@ -52,8 +53,7 @@ def opened(params: OpenParams, path: Path, **more: object) -> OpenParams:
     return params.change(path=path, n_ctx=256, n_ubatch=32, **more)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("has_windows", [False, True])
+@pytest.mark.parametrize(("placement", "has_windows"), combinations(PLACEMENTS, [False, True]))
 def test_a_restored_prefix_changes_no_bit(
     tmp_path: Path, path: Path, placement: str, has_windows: bool
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from latent_models import write_latent
 from make_adapter import arch_of, named, random_matrices, write_adapter
+from matrix import first
 from nextn_models import write_nextn
 from open_params import open_params
 from random_texts import Guessing, compare, random_request, replace_controller
@@ -104,7 +105,15 @@ def check(folder: Path, world: World, seed: int, n: int, patch: pytest.MonkeyPat
     assert pool.n_free == pool.n_pages
 
 
-@pytest.mark.parametrize("name", WORLDS)
+# --full: all; the others combine the same models, sources and devices in other ways
+QUICK = (
+    *("cpu", "a small pool", "q8_0 cells", "windows", "latent rows on two", "adapters"),
+    *("a device and the cpu", "two devices", "n-grams", "a table", "a draft model on a device"),
+    *("another draft model", "a block on two"),
+)
+
+
+@pytest.mark.parametrize("name", first(len(QUICK), dict.fromkeys((*QUICK, *WORLDS))))
 def test_guesses_change_no_bit(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(folder, WORLDS[name], sorted(WORLDS).index(name), 6, monkeypatch)
 

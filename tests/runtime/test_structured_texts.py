@@ -75,7 +75,7 @@ def text_of(instance: Instance, sink: Recorder) -> Text:
 
 
 # --full: more schemas
-@pytest.mark.parametrize("n", [80, pytest.param(500, marks=pytest.mark.full)])
+@pytest.mark.parametrize("n", [30, pytest.param(500, marks=pytest.mark.full)])
 def test_finished_texts_are_valid(stories: Instance, n: int) -> None:
     random = Random(1)
     n_finished = 0
