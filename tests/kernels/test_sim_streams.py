@@ -161,14 +161,16 @@ def test_an_event_is_reached_after_earlier_tasks(new: New) -> None:
 
 def test_a_stream_waits_for_an_event_of_another(new: New) -> None:
     first, second, event, done = new(), new(), SimEvent(), list[int]()
-    gate = holding(first)
+    gate, begun = holding(first), threading.Event()
     first.submit(lambda: done.append(1))
     event.record(first)
     second.submit(lambda: done.append(2))  # before the wait: does not wait
+    second.submit(begun.set)
     event.wait(second)
     second.submit(lambda: done.append(3))
     before = SimEvent()
     before.record(second)
+    assert begun.wait(SOON)
     threading.Timer(0.02, gate.set).start()
     second.synchronize()
     assert done == [2, 1, 3]

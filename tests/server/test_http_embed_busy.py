@@ -165,7 +165,7 @@ def test_a_stopping_server_answers() -> None:
         with running(gated.load) as server:
             reply = pool.submit(server.post, "/v1/embeddings", {"input": ["a"] * 100})
             assert gated.in_step.wait(WAIT_S)
-            threading.Timer(0.2, gated.go_on.set).start()
+            reply.add_done_callback(lambda _: gated.go_on.set())
         assert reply.result().error["type"] == "unavailable_error"
 
 
@@ -175,6 +175,6 @@ def test_a_stopping_server_ends_tokenizing() -> None:
         with running(lambda: make_embedder(vocab=vocab)) as server:
             reply = pool.submit(server.post, "/v1/embeddings", {"input": ["a"] * 1000})
             assert vocab.begun.wait(WAIT_S)
-            threading.Timer(0.2, vocab.go_on.set).start()
+            reply.add_done_callback(lambda _: vocab.go_on.set())
         assert reply.result().error["type"] == "unavailable_error"
         assert vocab.n_texts == 1

@@ -49,6 +49,10 @@ class World:
             self.in_step.set()
             assert self.go_on.wait(WAIT_S)
 
+    def go_on_when_cancelled(self) -> None:
+        assert self.is_cancelled.wait(WAIT_S)
+        self.go_on.set()
+
     @property
     def n_running(self) -> int:
         engine = self.server.model.engine
@@ -281,7 +285,7 @@ def test_the_server_tells_the_client_that_it_stops(n_step: int) -> None:
         client = made.begin()
         assert made.in_step.wait(WAIT_S)
         eventually(lambda: made.lookup("chat-1") != [])
-        threading.Timer(0.3, made.go_on.set).start()
+        threading.Thread(target=made.go_on_when_cancelled).start()
     with closing(client):
         seen = b""
         while part := client.recv(1 << 16):

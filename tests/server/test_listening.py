@@ -289,14 +289,18 @@ def test_a_client_that_reads_nothing_is_disconnected(
 
 
 def test_a_client_that_does_not_read_a_whole_reply_is_disconnected(
-    impatient: int, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     body = json.dumps({"content": "a" * 2_000_000}).encode()
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with closing(socket.socket()) as client, caplog.at_level("INFO", "lamella.server"):
+    with (
+        listening(make_model, ServerConfig(port=0, write_timeout=1, max_body=16)) as port,
+        closing(socket.socket()) as client,
+        caplog.at_level("INFO", "lamella.server"),
+    ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.settimeout(WAIT_S)
-        client.connect(("127.0.0.1", impatient))
+        client.connect(("127.0.0.1", port))
         client.sendall(head + body)
         until = time.monotonic() + WAIT_S
         while "POST /tokenize" not in caplog.text:
