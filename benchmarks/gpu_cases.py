@@ -96,7 +96,7 @@ def _rate(type: GGMLType) -> str:
 def product_cases() -> Iterator[GpuCase]:
     for type in PRODUCTS:
         for k, m in (*SHAPES_1B, *SHAPES_8B) if type in (Q4_0, F16) else SHAPES_8B[1:2]:
-            for n in (1, 2, 4, 8, 64, 512, 4096):
+            for n in (1, 2, 4, 8, *((16, 32) if type is Q4_0 else ()), 64, 512, 4096):
                 yield _product_case(type, k, m, n)
     for n in (1, 64, 512):
         yield _product_case(F32, SHAPE_MOE[0], N_EXPERT, n)  # the router of experts

@@ -42,7 +42,7 @@ HOT: Final = {  # kernels that take most time, with a case of the benchmark for 
     "attention_4": "attention 8b F16 512 tokens",
 }
 COMPARED: Final = {  # switches that change speed but no bits: cases, and another switch meanwhile
-    "LAMELLA_NO_FIT": (r"x(1|8|64|512)$", "LAMELLA_NO_SPLIT=1"),
+    "LAMELLA_NO_FIT": (r"x(1|8|16|32|64|512)$", "LAMELLA_NO_SPLIT=1"),
     "LAMELLA_NO_FEW": (r"Q.*x(2|4|8)$", "LAMELLA_NO_SPLIT=0"),
     "LAMELLA_NO_SPLIT": ("^attention", "LAMELLA_NO_FIT=0"),
     "LAMELLA_CUDA_COPIES_INPUTS": ("^attention 1b", "LAMELLA_NO_FIT=0"),  # whole models differ
@@ -92,7 +92,7 @@ def steps(out: Path, models: Path, llama_bench: str) -> Iterator[Step]:
     yield Step("memory-tests", 120, [*PYTEST, memory])
     junit = f"--junitxml={out / 'tests.xml'}"
     yield Step("tests", 240, [*PYTEST, "-n", "8", junit, f"--ignore={memory}", "tests/cuda"])
-    yield Step("ops", 120, [PYTHON, str(cases), r"x(1|8|64|512)$|^attention", "--models", ""])
+    yield Step("ops", 120, [PYTHON, str(cases), r"x(1|8|16|32|64|512)$|^attention", "--models", ""])
     for model in MODELS:
         folder = ["--model-folder", str(models)]
         yield Step(

@@ -122,18 +122,36 @@ def test_the_largest_rows_of_experts_follow_the_shared_memory() -> None:
         assert found == names, n_chunks
 
 
-def test_tiles_are_smaller_where_there_are_few_multiprocessors() -> None:
-    node = ops.mul_mat(Tensor(GGMLType.Q4_0, (2048, 2048)), Tensor(GGMLType.F32, (2048, 64)))
-    rows = {n: tensor_core._tile(node, tensor_core.TILES, 1, d).rows for n, d in DEVICES.items()}
-    assert rows["RTX 4060"] > rows["H100"]
-
-
 @each_type(TYPES)
-def test_every_tile_fits_every_device(type: GGMLType) -> None:
-    for limits in (*DEVICES.values(), MEASURED):
-        for tile in (*tensor_core.TILES, *tensor_core.GATED_TILES):
-            stages, _ = tensor_core.stages_of(type, tile, limits)
-            assert 2 <= stages <= 4
+def test_every_device_has_tiles_for_all_numbers_of_columns(type: GGMLType) -> None:
+    for limits in DEVICES.values():
+        for tiles in (tensor_core.TILES, tensor_core.GATED_TILES):
+            fitting = {t.columns for t in tiles if tensor_core.block_of(type, t, limits)}
+            assert fitting == {16, 32, 64}
+    for tile in (*tensor_core.FORMER, *tensor_core.FORMER_GATED):
+        assert tensor_core.block_of(type, tile, MEASURED)
+
+
+def test_more_warps_share_rows_where_blocks_are_few() -> None:
+    def tile(rows: int, columns: int, device: str = "H100") -> tensor_core.Tile:
+        x = Tensor(GGMLType.F32, (4096, columns))
+        node = ops.mul_mat(Tensor(GGMLType.Q4_0, (4096, rows)), x)
+        return tensor_core._tile(node, tensor_core.TILES, 1, DEVICES[device])
+
+    few, many = tile(4096, 32), tile(14336, 32)
+    assert few.warps_k == 8 and many.warps_k == 2
+    assert tile(4096, 32, "RTX 4060").warps_k == 2  # it has a sixth of the multiprocessors
+    with NO_FIT.set(1):
+        assert tile(4096, 32).warps_k == 2
+
+
+def test_no_tile_reads_weights_in_vain() -> None:
+    """The bandwidth of memory limits small tiles of columns."""
+    a = Tensor(GGMLType.Q4_0, (4096, 14336))
+    for n in (64, 128, 512):
+        node = ops.mul_mat(a, Tensor(GGMLType.F32, (4096, n)))
+        tile = tensor_core._tile(node, tensor_core.TILES, 1, DEVICES["T4"])
+        assert tile.columns == 64
 
 
 def test_resident_blocks() -> None:

@@ -3,7 +3,7 @@ twin (quantized_run.py), like the kernel for few columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import cuda_run
 import numpy as np
@@ -28,6 +28,7 @@ from quantized_run import (
 from reference_run import Array, data, ids, leaf, normal
 
 from lamella.base.errors import BackendError
+from lamella.base.settings import NO_FIT
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.ops import tensor_core
 from lamella.kernels.cuda.ops.experts import GROUP_THREADS
@@ -52,10 +53,23 @@ def test_bits_are_the_twin_s(kernel: Kernel, type: GGMLType) -> None:
         assert (product(kernel, w, x[4:13]) == whole[4:13]).all(), k
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
+# one for each number of columns, and of groups that share the chunks of K; --full: the others
+SOME_TILES = (Tile(4, 1, 1, 8), Tile(4, 2, 1, 8), Tile(2, 4, 1, 4), Tile(1, 8, 1, 2))
+SOME_GATED = (Tile(2, 2, 2, 4), Tile(1, 8, 2, 2))
+
+
+def each_tile(tiles: Sequence[Tile], some: Sequence[Tile]) -> pytest.MarkDecorator:
+    assert set(some) <= set(tiles)
+    marks = {tile: () if tile in some else pytest.mark.full for tile in tiles}
+    return pytest.mark.parametrize(
+        "tile", [pytest.param(tile, marks=marks[tile], id=str(tile)) for tile in tiles]
+    )
+
+
+@each_tile(TILES, SOME_TILES)
 def test_bits_of_every_tile(tile: Tile) -> None:
-    # several tiles, the last ones partial, and more steps than stages
-    k, n = 1184, 150
+    # several tiles, the last ones partial, more steps than stages, and more chunks than groups
+    k, n = 1184 if tile.warps_k < 8 else 2208, 150
     w, x = weights(GGMLType.Q4_0, n, k), normal(70, k, seed=1)
     whole = expected(w, x)
     for m in (9, 16, 17, 32, 33, 64, 70):
@@ -124,7 +138,7 @@ def test_gated_units_have_the_bits_of_single_ops(type: GGMLType) -> None:
         assert_gated_bits(lambda n=n, m=m: gated(type, n, k, m), GATED_SPLIT)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("tile", GATED_TILES, ids=str)
+@each_tile(GATED_TILES, SOME_GATED)
 def test_every_tile_of_gated_units(tile: Tile) -> None:
     for n, m in ((9, 70), (150, 20)):
         assert_gated_bits(lambda n=n, m=m: gated(GGMLType.Q4_0, n, 672, m), tile)  # type: ignore[misc]
@@ -166,20 +180,28 @@ def tile_for(n: int, m: int, n_experts: int = 0, n_used: int = 8, gated: bool = 
     return tensor_core._tile(node, tiles, 1 + gated)
 
 
-def test_tiles_are_the_largest_with_enough_blocks() -> None:
-    assert tile_for(2048, 512) == WIDE.tile
+def test_tiles_keep_multiprocessors_busy() -> None:
+    assert tile_for(2048, 512) == tile_for(128000, 64) == Tile(4, 2, 1, 8)
     assert tile_for(2048, 511, gated=True) == WIDE.tile
-    assert tile_for(128000, 64) == WIDE.tile
     for n, m in ((2048, 64), (2048, 128), (5632, 64), (2048, 32), (5632, 16), (2048, 16)):
         tile = tile_for(n, m)
-        assert -(-n // tile.rows) * -(-m // tile.columns) >= 120, (n, m, tile)
+        blocks = -(-n // tile.rows) * -(-m // tile.columns)
+        assert blocks >= 120 and blocks * tile.warps >= 7 * 132, (n, m, tile)
         assert tile.columns < 2 * m, (n, m, tile)
-    # no tile gives enough blocks: the smallest gives the most
-    assert tile_for(64, 9) == Tile(1, 4, 1, 2)
+    # the smallest blocks, with the most warps
+    assert tile_for(64, 9) == Tile(1, 8, 1, 2)
+
+
+def test_tiles_are_the_largest_with_enough_blocks_as_they_were_measured() -> None:
+    with NO_FIT.set(1):
+        assert tile_for(2048, 512) == tile_for(128000, 64) == WIDE.tile
+        assert tile_for(2048, 511, gated=True) == WIDE.tile
+        assert tile_for(2048, 64) == Tile(2, 2, 1, 4)
+        assert tile_for(64, 9) == Tile(1, 4, 1, 2)
 
 
 def test_tiles_of_experts_depend_on_the_pairs_of_each() -> None:
-    assert tile_for(768, 4096, n_experts=128) == WIDE.tile
+    assert tile_for(768, 4096, n_experts=128) == Tile(4, 2, 1, 8)
     assert tile_for(768, 64, n_experts=128).columns == 16
     # two tokens cannot choose all experts
     assert tile_for(768, 2, n_experts=128) == Tile(2, 2, 1, 2)

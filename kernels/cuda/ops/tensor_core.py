@@ -1,9 +1,9 @@
 """Products of quantized weights with many columns, on tensor cores: MUL_MAT, MUL_MAT_ID, and two
 with their GLU.
 
-A block computes a tile of the result. Tiles are as large as possible while there are enough blocks
-to fill a GPU. Their shape changes no bit (src/blocks.cuh). Columns are in form q8 (activations.py).
-Tested by tests/kernels/test_cuda_quantized.py and test_cuda_tensor_core.py.
+A block computes a tile of the result. A few shapes of tiles are compiled; `_tile` chooses the one
+that should take the least time. The shape changes no bit (src/blocks.cuh). Columns are in form q8
+(activations.py). Tested by tests/kernels/test_cuda_quantized.py and test_cuda_tensor_core.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Final, NamedTuple
 
+from ....base.settings import NO_FIT
 from ....graph.op import GluParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
@@ -23,8 +24,6 @@ from . import quantized
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
 from .experts import groups_of_experts, most_runs
 
-BUSY_PARTS: Final = 10, 11  # of the multiprocessors that have a block: the GPU is filled
-ENOUGH_RESIDENT: Final = 2  # blocks on a multiprocessor
 STAGES: Final = (4, 3, 2)
 MOST_BLOCKS: Final = 65535  # in the grid's dimensions y (columns) and z (matrices)
 
@@ -73,23 +72,44 @@ class Tile(NamedTuple):
         return 32 * self.warps_m * self.warps_k
 
     @property
-    def blocks_per_sm(self) -> int:
-        """As in src/mul_mat_mma.cu: limits the registers."""
-        warps = 8 if self.mt == 2 or self.nt == 8 else 12 if self.nt == 4 else 16
-        return 32 * warps // self.threads
+    def warps(self) -> int:
+        return self.warps_m * self.warps_k
+
+    def most_warps(self, type: GGMLType) -> int:
+        """The warps of a multiprocessor for which registers suffice: a thread has the sums of
+        4 * mt * nt elements, and 1 / warps_k of as many totals."""
+        if self.nt < 8 and self.mt == 1:
+            return 16
+        if self.mt == 2 and self.nt == 8:
+            return 8
+        has_min = type in WITH_MIN
+        if self.mt == 1 and self.warps_k > 1:
+            return 12 if has_min else 16
+        return (8 if has_min else 12) if self.nt >= 4 else 16
 
 
-# the largest first
-TILES: Final = (
-    Tile(4, 1, 2, 8),
-    Tile(4, 1, 1, 8),
-    Tile(2, 2, 1, 4),
-    Tile(1, 2, 1, 4),
-    Tile(2, 2, 1, 2),
-    Tile(1, 4, 1, 2),
+# before the time was estimated, the largest first: see LAMELLA_NO_FIT
+FORMER: Final = (
+    *(Tile(4, 1, 2, 8), Tile(4, 1, 1, 8), Tile(2, 2, 1, 4)),
+    *(Tile(1, 2, 1, 4), Tile(2, 2, 1, 2), Tile(1, 4, 1, 2)),
 )
-GATED_TILES: Final = (Tile(4, 1, 2, 8), Tile(2, 1, 2, 8), Tile(1, 2, 2, 4), Tile(1, 2, 2, 2))
+FORMER_GATED: Final = (*(Tile(4, 1, 2, 8), Tile(2, 1, 2, 8), Tile(1, 2, 2, 4), Tile(1, 2, 2, 2)),)
+TILES: Final = (
+    *FORMER,
+    *(Tile(4, 2, 1, 8), Tile(2, 4, 1, 8), Tile(2, 4, 1, 4), Tile(2, 8, 1, 4)),
+    *(Tile(2, 8, 1, 2), Tile(1, 8, 1, 2)),
+)
+GATED_TILES: Final = (*FORMER_GATED, Tile(2, 2, 2, 4), Tile(2, 4, 2, 2), Tile(1, 8, 2, 2))
 NARROWEST: Final = 16  # columns
+SCHEDULERS: Final = 4  # of a multiprocessor
+# the share of cycles in which a warp can issue an instruction: on an H100, two warps of the largest
+# tiles did in 0.45 of their scheduler's cycles
+READY: Final = 0.26
+# by `mt`: machine instructions for a product of 16 x 8 results and 32 values (Q4_0, sm_90), and
+# those that unpack its weights, once for all `nt` such products
+INSTRUCTIONS: Final = {1: (14.4, 36.0), 2: (13.9, 31.0)}
+EXCHANGED: Final = 1.5  # more, if the groups of warps exchange their sums
+BYTES: Final = 8  # of weights for a multiprocessor in a cycle: 13 of an H100's, 6 of a T4's memory
 
 
 def supports(node: Tensor) -> bool:
@@ -125,7 +145,8 @@ def tile_call(
     if chain is not None:
         n_matrices, gate = 2, int(params_of(chain.glu, GluParams).op)
         tensors, scalars = chain.tensors, glu_scalars(chain.glu)
-    stages, stage = stages_of(a.type, tile, limits)
+    block = block_of(a.type, tile, limits)
+    assert block is not None, f"{a.type.name}: {tile} does not fit the device"
     source = CudaSource.of(
         "mul_mat_mma.cu",
         TYPE=a.type.name,
@@ -133,8 +154,9 @@ def tile_call(
         WARPS_K=tile.warps_k,
         MT=tile.mt,
         NT=tile.nt,
-        STAGES=stages,
-        STAGE_BYTES=stage,
+        STAGES=block.stages,
+        STAGE_BYTES=block.stage_bytes,
+        BLOCKS_PER_SM=block.resident,
         MATRICES=n_matrices,
         GATE=gate,
     )
@@ -153,51 +175,101 @@ def tile_call(
         grid,
         tile.threads,
         (*experts, *scalars),
-        stages * stage + _sums(tile),
+        block.stages * block.stage_bytes + _sums(tile),
         prepared=prepared,
         tensors=tensors,
     )
 
 
-def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int, limits: Limits = H100) -> Tile:
-    """The largest tile that gives enough blocks and whose columns are more than half full. If there
-    is none, the tile that gives the most blocks."""
+class Work(NamedTuple):
+    """A product for each of some matrices: rows of all weights, values of a row, and columns."""
+
+    type: GGMLType
+    n_matrices: int
+    rows: int
+    k: int
+    columns: int
+
+    def n_blocks(self, tile: Tile) -> int:
+        rows, columns = _ceil(self.rows, tile.rows), _ceil(self.columns, tile.columns)
+        return self.n_matrices * rows * columns
+
+
+def _work(node: Tensor, n_weights: int) -> Work:
     a, x = node.src[:2]
     if node.op is Op.MUL_MAT_ID:
         n_pairs = node.src[2].n_elements
-        n_groups = min(a.ne[2], n_pairs)
-        n = _ceil(n_pairs, n_groups)
+        n = min(a.ne[2], n_pairs)
+        columns = _ceil(n_pairs, n)
     else:
-        n_groups = a.ne[2] * a.ne[3]
-        n = x.n_rows // n_groups
-
-    def n_blocks(tile: Tile) -> int:
-        rows = _ceil(n_matrices * a.ne[1], tile.rows)
-        return n_groups * rows * _ceil(n, tile.columns)
-
-    filled = [t for t in tiles if t.columns < 2 * n or t.columns == NARROWEST]
-    enough_blocks = limits.n_sm * BUSY_PARTS[0] // BUSY_PARTS[1]
-    enough = (t for t in filled if n_blocks(t) >= enough_blocks)
-    return next(enough, max(filled, key=n_blocks))
+        n = a.ne[2] * a.ne[3]
+        columns = x.n_rows // n
+    return Work(a.type, n, n_weights * a.ne[1], a.ne[0], columns)
 
 
-def stages_of(type: GGMLType, tile: Tile, limits: Limits) -> tuple[int, int]:
-    """The number of stages in shared memory, and the bytes of a stage: as many stages as leave a
-    multiprocessor enough blocks."""
+def _tile(node: Tensor, tiles: Sequence[Tile], n_weights: int, limits: Limits = H100) -> Tile:
+    """The tile with which a product should take the least time."""
+    work = _work(node, n_weights)
+    if NO_FIT():
+        return _former_tile(work, FORMER if tiles is TILES else FORMER_GATED, limits)
+    wide_enough = [t for t in tiles if t.columns < 2 * work.columns or t.columns == NARROWEST]
+    blocks = ((t, block_of(work.type, t, limits)) for t in wide_enough)
+    times = {t: time(work, t, block, limits) for t, block in blocks if block is not None}
+    return min(times, key=times.__getitem__)
+
+
+def time(work: Work, tile: Tile, block: Block, limits: Limits) -> float:
+    """The estimated cycles of the multiprocessor that has most blocks: it runs some at once, then
+    the others. All warps share the cycles in which they can issue an instruction. Each tile of
+    columns reads the weights again."""
+    first, more = INSTRUCTIONS[tile.mt]
+    instructions = first + more / tile.nt + (EXCHANGED if tile.warps_k > 1 else 0)
+    turns = _ceil(_ceil(work.k, CHUNK), tile.warps_k) * CHUNK // BLOCK
+    of_block = tile.warps * turns * tile.mt * tile.nt * instructions
+    whole, rest = divmod(_ceil(work.n_blocks(tile), limits.n_sm), block.resident)
+
+    def cycles(n: int) -> float:
+        busy = 1 - (1 - READY) ** (n * tile.warps / SCHEDULERS)
+        return n * of_block / (SCHEDULERS * busy) if n else 0.0
+
+    weights = work.n_matrices * work.rows * work.type.row_size(work.k)
+    memory = weights * _ceil(work.columns, tile.columns) / (BYTES * limits.n_sm)
+    return max(whole * cycles(block.resident) + cycles(rest), memory)
+
+
+def _former_tile(work: Work, tiles: Sequence[Tile], limits: Limits) -> Tile:
+    """The largest tile that gives 10 of 11 multiprocessors a block and whose columns are more than
+    half full. If there is none, the tile that gives the most blocks."""
+    filled = [t for t in tiles if t.columns < 2 * work.columns or t.columns == NARROWEST]
+    enough = (t for t in filled if 11 * work.n_blocks(t) >= 10 * limits.n_sm)
+    return next(enough, max(filled, key=work.n_blocks))
+
+
+class Block(NamedTuple):
+    """The stages of a block in shared memory, the bytes of a stage, and how many blocks a
+    multiprocessor runs at once."""
+
+    stages: int
+    stage_bytes: int
+    resident: int
+
+
+def block_of(type: GGMLType, tile: Tile, limits: Limits) -> Block | None:
+    """The block of a tile, with as many stages as leave a multiprocessor the most blocks; None if
+    it does not fit."""
     columns = STEP + PIECE * (3 if type in WITH_MIN else 1)
     stage = tile.warps_k * (tile.rows * _row_slot(type) + tile.columns * columns)
     others = WORK + 12 * tile.columns + _sums(tile) + quantized.GRID_BYTES.get(type, 0)
     if type in PACKS_SCALES:
         others += UNPACKED * tile.rows * tile.warps_k
-    registers = limits.registers(tile.threads, tile.blocks_per_sm)
+    most = max(1, tile.most_warps(type) // tile.warps)
+    registers = limits.registers(tile.threads, most)
 
-    def n_blocks(stages: int) -> int:
-        blocks = limits.resident(tile.threads, stages * stage + others, registers)
-        return min(blocks, ENOUGH_RESIDENT)
+    def resident(stages: int) -> int:
+        return min(most, limits.resident(tile.threads, stages * stage + others, registers))
 
-    stages = max(STAGES, key=n_blocks)
-    assert n_blocks(stages), f"{type.name}: {tile} needs {stage} bytes for a stage"
-    return stages, stage
+    stages = max(STAGES, key=resident)
+    return Block(stages, stage, resident(stages)) if resident(stages) else None
 
 
 def _row_slot(type: GGMLType) -> int:
@@ -211,8 +283,8 @@ def _row_slot(type: GGMLType) -> int:
 
 
 def _sums(tile: Tile) -> int:
-    """Bytes of shared memory in which the other groups of warps pass their sums to the first."""
-    return 4 * (tile.warps_k - 1) * tile.rows * tile.columns
+    """Bytes of shared memory in which groups of warps exchange their sums."""
+    return 4 * tile.warps_k * tile.rows * tile.columns if tile.warps_k > 1 else 0
 
 
 def _ceil(n: int, d: int) -> int:

@@ -7,12 +7,13 @@
 //     MATRICES     2: a gate and its factor; MT is 2, a warp has 16 rows of both
 //     GATE         the gate's function, GluOp
 //     STAGE_BYTES  bytes of a stage, as ops/tensor_core.py computes them
+//     BLOCKS_PER_SM  at once, which limits the registers
 //
 // Of each tile, a lane has rows lane / 4 and lane / 4 + 8, and columns 2 * (lane % 4) and the next.
 // It unpacks the weights of its rows from the raw bytes into tensor-core operands. Each element is
 // summed in the order of blocks.cuh, in two accumulators, a chunk's and the total: so its bits do
-// not depend on the shape of the tile. If there are several groups, the first has the total; the
-// others pass it their chunks' sums through shared memory.
+// not depend on the shape of the tile. If there are several groups, their chunks' sums go through
+// shared memory, and each group has the totals of a part of the elements.
 //
 // Tensors: the result, weights, columns, and the factor's weights if there are two matrices.
 // Prepared: columns in form q8; with experts the lists of group_by_expert.cu.
@@ -25,8 +26,6 @@ typedef Staging<Type> Rows;
 
 constexpr int GROUP = WARPS_M * WARP;  // threads
 constexpr int THREADS = WARPS_K * GROUP;
-// limited by registers
-constexpr int BLOCKS_PER_SM = WARP * (MT == 2 || NT == 8 ? 8 : NT == 4 ? 12 : 16) / THREADS;
 constexpr int N_ROWS = 16 * MT * WARPS_M;  // multiplied by a block, of both matrices
 constexpr int OUT_ROWS = N_ROWS / MATRICES;
 constexpr int N_COLS = 8 * NT;
@@ -38,7 +37,10 @@ constexpr int GROUP_STAGE = N_ROWS * ROW_SLOT + N_COLS * COL_SLOT;
 constexpr int STAGE = WARPS_K * GROUP_STAGE;
 static_assert(STAGE_BYTES == STAGE, "shared memory for what ops/tensor_core.py thinks");
 
-constexpr int N_OUT = 4 * MT * NT;  // elements of a thread
+constexpr int N_OUT = 4 * MT * NT;              // elements of a thread, of both matrices
+constexpr int MATRIX_OUT = N_OUT / MATRICES;    // of one
+constexpr int OWN_OUT = MATRIX_OUT / WARPS_K;   // of these, whose totals the thread has
+static_assert(OWN_OUT * WARPS_K == MATRIX_OUT, "a part for each group");
 
 // parameters
 constexpr int N_EXPERTS = 0;  // 0: a matrix for each batch
@@ -390,51 +392,56 @@ DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
     }
 }
 
-// --- the groups' sums ---
+// --- totals ---
 
-// Add the other groups' sums to the total, in order. A group without a chunk has left zeros.
-DEVICE void add_others(float (&total)[N_OUT], const float *others) {
-#pragma unroll
-    for (int k = 1; k < WARPS_K; k++) {
-        const float *from = others + (k - 1) * N_OUT * GROUP + threadIdx.x;
-#pragma unroll
-        for (int i = 0; i < N_OUT; i++) total[i] += from[i * GROUP];
-    }
+// Where element i of a thread of a group is in shared memory.
+DEVICE float *place(char *sums, int group, int i, int thread) {
+    return reinterpret_cast<float *>(sums) + (group * N_OUT + i) * GROUP + thread;
 }
 
-DEVICE void leave_sums(const float (&s)[N_OUT], float *others, int group, int thread) {
-    float *to = others + (group - 1) * N_OUT * GROUP + thread;
+DEVICE void leave_sums(const float (&s)[N_OUT], char *sums, int group, int thread) {
 #pragma unroll
-    for (int i = 0; i < N_OUT; i++) to[i * GROUP] = s[i];
+    for (int i = 0; i < N_OUT; i++) *place(sums, group, i, thread) = s[i];
 }
 
-// --- results ---
+// The totals of a thread: of each matrix, OWN_OUT elements from OWN_OUT * group on.
+struct Totals {
+    float v[MATRICES][OWN_OUT] = {};
 
-DEVICE void store_sums(const Params &p, const Work &w, const float (&total)[N_OUT],
-                       char *const *results, int warp) {
-    const float alpha = static_cast<float>(p.param[ALPHA].f);
-    const float limit = static_cast<float>(p.param[LIMIT].f);
-    const int g = lane_id() / 4, t = lane_id() % 4, n_rows = w.n_rows, first_row = w.first_row;
+    // Add the chunks' sums of all groups, in order. A group without a chunk has left zeros.
+    DEVICE void add_all(char *sums, int group, int thread) {
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
+        for (int k = 0; k < WARPS_K; k++) {
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            float *to = reinterpret_cast<float *>(results[8 * n + 2 * t + c]);
-            if (to == nullptr) continue;
-#pragma unroll
-            for (int m = 0; m < MT / MATRICES; m++) {
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const int row = 16 * (MT / MATRICES * warp + m) + 8 * r + g;
-                    const float v = total[4 * (m * NT + n) + 2 * r + c];
-                    const float gated = total[4 * ((MATRICES - 1) * NT + n) + 2 * r + c];
-                    if (row >= n_rows) continue;
-                    to[first_row + row] = MATRICES == 1 ? v : glu(GATE, v, gated, alpha, limit);
-                }
+            for (int i = 0; i < MATRICES * OWN_OUT; i++) {
+                const int m = i / OWN_OUT, own = i % OWN_OUT;
+                v[m][own] += *place(sums, k, m * MATRIX_OUT + OWN_OUT * group + own, thread);
             }
         }
     }
-}
+
+    // Add the sums of the only group.
+    DEVICE void add(const float (&s)[N_OUT]) {
+#pragma unroll
+        for (int i = 0; i < N_OUT; i++) v[i / MATRIX_OUT][i % MATRIX_OUT] += s[i];
+    }
+
+    DEVICE void store(const Params &p, const Work &w, char *const *results, int group,
+                      int warp) const {
+        const float alpha = static_cast<float>(p.param[ALPHA].f);
+        const float limit = static_cast<float>(p.param[LIMIT].f);
+        const int g = lane_id() / 4, t = lane_id() % 4, n_rows = w.n_rows, first_row = w.first_row;
+#pragma unroll
+        for (int i = 0; i < OWN_OUT; i++) {
+            const int e = OWN_OUT * group + i, n = e / 4 % NT, m = e / (4 * NT);
+            float *to = reinterpret_cast<float *>(results[8 * n + 2 * t + e % 2]);
+            const int row = 16 * (MT / MATRICES * warp + m) + 8 * (e / 2 % 2) + g;
+            if (to == nullptr || row >= n_rows) continue;
+            to[first_row + row] =
+                MATRICES == 1 ? v[0][i] : glu(GATE, v[0][i], v[MATRICES - 1][i], alpha, limit);
+        }
+    }
+};
 
 // --- a block ---
 
@@ -506,38 +513,36 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
                        (ROWS_ARE_PIECES ? 0 : row_in(r) * w.row_bytes[m]);
     }
     const Ring ring(w, columns, stages, group, thread);
-    float *const others = reinterpret_cast<float *>(stages + STAGES * STAGE);
-    float total[N_OUT];
-#pragma unroll
-    for (int i = 0; i < N_OUT; i++) total[i] = 0.0f;
+    char *const sums = stages + STAGES * STAGE;
+    Totals total;
 #pragma unroll 1
     for (int turn = 0; turn < STAGES - 1; turn++) ring.load(turn);
 
 #pragma unroll 1
     for (int first = 0; first < ring.n_turns; first += 2) {
         float s[N_OUT];
-#pragma unroll
-        for (int i = 0; i < N_OUT; i++) s[i] = 0.0f;
 #pragma unroll 1
         for (int turn = first; turn < first + 2; turn++) {
             copy_async_wait<STAGES - 2>();
             sync_block();
             ring.load(turn + STAGES - 1);
-            // the other groups wrote their sums before the barrier
-            if (WARPS_K > 1 && group == 0 && turn == first && turn > 0) add_others(total, others);
+            if (turn == first) {
+                // all groups wrote their sums before the barrier
+                if (WARPS_K > 1 && turn > 0) total.add_all(sums, group, thread);
+#pragma unroll
+                for (int i = 0; i < N_OUT; i++) s[i] = 0.0f;
+            }
             ring.multiply(s, turn, addresses, unpacked[Type::PACKS_SCALES ? warp_id() : 0]);
         }
-        if (WARPS_K > 1 && group > 0) {
-            leave_sums(s, others, group, thread);
+        if (WARPS_K > 1) {
+            leave_sums(s, sums, group, thread);
         } else {
-#pragma unroll
-            for (int i = 0; i < N_OUT; i++) total[i] += s[i];
+            total.add(s);
         }
     }
     if (WARPS_K > 1) {
         sync_block();
-        if (group > 0) return;
-        add_others(total, others);
+        total.add_all(sums, group, thread);
     }
-    store_sums(p, w, total, results, warp);
+    total.store(p, w, results, group, warp);
 }
