@@ -9,7 +9,7 @@ const SHOWN = 300;
 export class Sidebar {
   // `open(id)`, `renamed(id, title)`, `removed(id)`, `complain(text)`
   constructor(actions) {
-    Object.assign(this, { actions, items: [], current: null });
+    Object.assign(this, { actions, items: [], current: null, isRenaming: false });
     $("search").addEventListener("input", () => this.draw());
     $("import").addEventListener("change", () => this.import());
     $("export-all").addEventListener("click", () => this.exportAll());
@@ -27,6 +27,7 @@ export class Sidebar {
   }
 
   draw() {
+    if (this.isRenaming) return; // the end of that draws
     const words = $("search").value.trim().toLowerCase();
     const shown = this.items.filter((item) => item.title.toLowerCase().includes(words));
     const groups = Map.groupBy ? Map.groupBy(shown.slice(0, SHOWN), ({ updated }) => age(updated)) : new Map([["", shown.slice(0, SHOWN)]]);
@@ -78,6 +79,7 @@ export class Sidebar {
     const end = async (isKept) => {
       if (isOver) return;
       isOver = true;
+      this.isRenaming = false;
       const title = input.value.trim();
       if (isKept && title && title !== item.title) await this.actions.renamed(item.id, title);
       await this.refresh();
@@ -92,6 +94,7 @@ export class Sidebar {
     });
     input.addEventListener("blur", () => end(true));
     row.replaceChildren(input);
+    this.isRenaming = true;
     input.select();
   }
 

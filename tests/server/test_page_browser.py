@@ -118,7 +118,7 @@ def test_an_answer_and_its_numbers(chat: Chat) -> None:
         assert part in stats
     assert chat.titles() == ["markdown please"]
     assert browser.text("#title") == "markdown please"
-    assert "tokens" in browser.text("#announcer")
+    browser.wait("document.getElementById('announcer').textContent.includes('tokens')")
 
 
 def test_a_conversation_has_its_history(chat: Chat) -> None:
@@ -304,6 +304,7 @@ def test_conversations_are_kept_renamed_and_deleted(chat: Chat) -> None:
     browser.chord(CONTROL, "a")
     browser.press(*"uno", ENTER)
     browser.wait("document.getElementById('title').textContent === 'uno'")
+    browser.wait("document.querySelectorAll('#conversations .open').length === 2")
     assert sorted(chat.titles()) == ["two", "uno"]
     put(browser, "search", "tw")
     assert chat.titles() == ["two"]
@@ -311,6 +312,26 @@ def test_conversations_are_kept_renamed_and_deleted(chat: Chat) -> None:
     browser.click("dialog.ask button.danger")
     browser.wait("document.querySelectorAll('#conversations .open').length === 0")
     chat.open(fresh=False).ready()
+    browser.wait("document.querySelectorAll('#conversations .open').length === 1")
+    assert chat.titles() == ["uno"]
+
+
+READ_AGAIN: Final = """
+new BroadcastChannel("lamella").postMessage("changed");
+setTimeout(arguments[0], 200);
+"""
+
+
+def test_a_title_is_changed_while_the_list_is_read_again(chat: Chat) -> None:
+    """As an answer does every two seconds, and another tab."""
+    browser = chat.browser
+    chat.ask("one")
+    choose(browser, "one", "Rename")
+    browser.chord(CONTROL, "a")
+    browser.press(*"un")
+    browser.driver.execute_async_script(READ_AGAIN)
+    browser.press("o", ENTER)
+    browser.wait("document.getElementById('title').textContent === 'uno'")
     browser.wait("document.querySelectorAll('#conversations .open').length === 1")
     assert chat.titles() == ["uno"]
 
