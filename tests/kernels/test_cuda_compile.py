@@ -30,7 +30,7 @@ from lamella.kernels.cuda import lookup_tables, nvrtc
 from lamella.kernels.cuda.device import STACK_BYTES
 from lamella.kernels.cuda.nvrtc import FOLDER, NvrtcCompiler
 from lamella.kernels.cuda.ops.quantized import TYPES
-from lamella.kernels.cuda.ops.tensor_core import GATED_TILES, TILES, tile_call
+from lamella.kernels.cuda.ops.tensor_core import GATED_TILES, TILES, Tile, block_of, tile_call
 from lamella.kernels.cuda.table import CudaSource
 from lamella.kernels.host import usable_cpus
 from lamella.kernels.plan.chains import GateUp
@@ -99,12 +99,17 @@ def largest_heads(type: GGMLType, n: int, arch: int) -> set[Key]:
     return {(s, arch) for s in sources_of(attention(LARGEST_HEAD, type, n), arch)}
 
 
-def largest_tiles(type: GGMLType, arch: int, gated: bool) -> set[Key]:
+def largest_tiles(type: GGMLType, arch: int, gated: bool, full: bool = False) -> set[Key]:
+    """The largest tile, and if `full` those with the most warps for their registers."""
+    limits = DEVICES[MODELS[arch]]
     a, x = Tensor(type, (4096, 14336)), Tensor(F32, (4096, 512))
     gate, up = ops.mul_mat(a, x), ops.mul_mat(a, x)
     chain = GateUp(gate, up, ops.swiglu(gate, up)) if gated else None
-    tile = (GATED_TILES if gated else TILES)[0]
-    return {(tile_call(gate, tile, DEVICES[MODELS[arch]], chain).kernel.source, arch)}
+    tiles = (GATED_TILES if gated else TILES)[:1]
+    if full:
+        tiles += (Tile(2, 2, 2, 4),) if gated else (Tile(4, 1, 1, 8), Tile(4, 2, 1, 8))
+    fitting = [tile for tile in tiles if block_of(type, tile, limits)]
+    return {(tile_call(gate, tile, limits, chain).kernel.source, arch) for tile in fitting}
 
 
 def largest(full: bool) -> set[Key]:
@@ -119,8 +124,8 @@ def largest(full: bool) -> set[Key]:
     found: set[Key] = set()
     for arch, type, n in product((OLDEST, BETWEEN[0], NEWEST), KV_TYPES, (1, 512)):
         found |= largest_heads(type, n, arch)
-    for arch, type, gated in product((OLDEST, BETWEEN[1], ARCH, NEWEST), TYPES, (False, True)):
-        found |= largest_tiles(type, arch, gated)
+    for arch, type, gated in product((OLDEST, *BETWEEN[:2], ARCH, NEWEST), TYPES, (False, True)):
+        found |= largest_tiles(type, arch, gated, full)
     return found
 
 

@@ -82,10 +82,11 @@ class Tile(NamedTuple):
             return 16
         if self.mt == 2 and self.nt == 8:
             return 8
-        has_min = type in WITH_MIN
+        is_large = type in WITH_MIN  # it needs more registers
         if self.mt == 1 and self.warps_k > 1:
-            return 12 if has_min else 16
-        return (8 if has_min else 12) if self.nt >= 4 else 16
+            return 12 if is_large else 16
+        is_large = is_large or (self.mt == 2 and type in quantized.GRID_BYTES)
+        return (8 if is_large else 12) if self.nt >= 4 else 16
 
 
 # before the time was estimated, the largest first: see LAMELLA_NO_FIT
