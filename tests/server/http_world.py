@@ -11,6 +11,7 @@ import http.client
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +40,14 @@ assert VOCAB.n_tokens == len(PIECES)
 BOS, BOS_TEXT = 1, "<s>"
 N_BLOCKING_SECONDS = 5.0  # limit of one callback; long enough for a busy machine
 THREAD = "test-server"  # the thread of the event loop
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    """Wait until `check` returns True."""
+    deadline = time.monotonic() + WAIT_S
+    while not check():
+        assert time.monotonic() < deadline, "timeout"
+        time.sleep(0.005)
 
 
 class HttpVocab(FakeVocab):

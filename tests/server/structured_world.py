@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from fake_context import WAIT_S
 from http_world import RunningServer, running
 from jsonschema import Draft202012Validator
 from open_params import open_params
@@ -47,10 +45,3 @@ def valid(schema: dict[str, Any], text: str) -> Any:
     value = json.loads(text)
     Draft202012Validator(schema).validate(value)
     return value
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.002)

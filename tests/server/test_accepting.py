@@ -10,13 +10,12 @@ import socket
 import ssl
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
 from fake_context import WAIT_S, FakeContext
-from http_world import RunningServer, make_model, running
+from http_world import RunningServer, eventually, make_model, running
 from tls_world import make_pem
 
 from lamella.server import accepting, connections, open_files
@@ -178,13 +177,6 @@ def test_headers_have_a_limit_together(caplog: pytest.LogCaptureFixture) -> None
 def test_a_long_body_after_a_short_head() -> None:
     with running() as server:
         assert len(server.ok("/tokenize", content="a" * 4 * N_HEAD_BYTES)["tokens"]) > 1
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.005)
 
 
 def test_without_a_file_the_server_waits(

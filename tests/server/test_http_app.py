@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 from fake_context import WAIT_S, FakeContext
-from http_world import Reply, RunningServer, listening, make_model, running
+from http_world import Reply, RunningServer, eventually, listening, make_model, running
 
 from lamella.base.errors import ModelFileError, RequestError
 from lamella.runtime.instance import Instance
@@ -18,13 +16,6 @@ from lamella.server.app import run_server
 from lamella.server.config import ServerConfig
 from lamella.server.http_protocol import HttpRunner
 from lamella.server.listening import listen as listen_plainly
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.005)
 
 
 def test_requests_get_503_while_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,27 +6,19 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 from fake_context import WAIT_S, FakeContext
-from http_world import HttpVocab, RunningServer, make_model, running
+from http_world import HttpVocab, RunningServer, eventually, make_model, running
 
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.instance import Instance
 from lamella.server.bridge import Bridge
 
 LONG: dict[str, Any] = {"prompt": "a" * 400, "ignore_eos": True}
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.002)
 
 
 def send(server: RunningServer, body: object) -> socket.socket:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,19 +14,12 @@ import numpy as np
 import pytest
 from embed_world import FakeEmbedContext, decoded, make_embedder, unit
 from fake_context import WAIT_S
-from http_world import HttpVocab, RunningServer, running
+from http_world import HttpVocab, RunningServer, eventually, running
 
 from lamella.runtime.instance import EmbeddingInstance
 from lamella.server.routes_embed import Submission
 
 VOCAB = HttpVocab()
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.002)
 
 
 def send(server: RunningServer, texts: Sequence[str]) -> socket.socket:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from embed_world import FakeEmbedContext, make_embedder
 from fake_context import WAIT_S, FakeContext
-from http_world import RunningServer, make_model, running
+from http_world import RunningServer, eventually, make_model, running
 
 from lamella.base.errors import BackendError
 from lamella.server.config import ServerConfig
@@ -74,13 +73,6 @@ def test_an_embedder_whose_steps_fail() -> None:
         for _ in range(3):
             assert server.post("/v1/embeddings", {"input": "a"}).status == 500
         eventually(lambda: health(server)[0] == 503)
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.005)
 
 
 def test_an_engine_that_is_gone() -> None:

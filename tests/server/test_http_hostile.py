@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import pytest
 from fake_context import WAIT_S
-from http_world import RunningServer
-from structured_world import eventually, serving_stories
+from http_world import RunningServer, eventually
+from structured_world import serving_stories
 
 from lamella.model.guide import CompiledGrammar, GrammarSpec
 from lamella.server import grammars

@@ -6,13 +6,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 from fake_context import WAIT_S, FakeContext
-from http_world import Reply, RunningServer, make_model, running
+from http_world import Reply, RunningServer, eventually, make_model, running
 
 from lamella.runtime.instance import Instance
 from lamella.server.config import ServerConfig
@@ -85,13 +85,6 @@ def world(n_step: int = N_STEP, **config: Any) -> Iterator[World]:
             yield made
         finally:
             made.go_on.set()
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.005)
 
 
 def whole_text(raw: bytes) -> str:

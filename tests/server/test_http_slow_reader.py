@@ -10,14 +10,13 @@ import socket
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
 from fake_context import WAIT_S, FakeContext
-from http_world import RunningServer, make_model, running
+from http_world import RunningServer, eventually, make_model, running
 
 from lamella.runtime.engine.ticket import Ticket
 from lamella.runtime.instance import Instance
@@ -34,13 +33,6 @@ FIELDS: dict[str, Any] = {
     "cache_prompt": False,
 }
 BODY: dict[str, Any] = {**FIELDS, "stream": True, "n_predict": N_LONG}
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.005)
 
 
 class World(NamedTuple):

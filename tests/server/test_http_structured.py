@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from http_world import RunningServer
-from structured_world import PERSON, eventually, serving_stories, valid
+from http_world import RunningServer, eventually
+from structured_world import PERSON, serving_stories, valid
 
 from lamella.server.request_record import RequestRecord
 
