@@ -47,6 +47,7 @@ OPTIONAL: Final = (
     "-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero",
     "-fsanitize-undefined-trap-on-error",
 )
+HEADER_DEFINES: Final = ("GRID_PORTABLE",)  # which the header reads
 KEPT_SECONDS: Final = 14 * 24 * 3600  # a library unused for longer is removed
 MESSAGE_BYTES: Final = 1024
 
@@ -147,12 +148,13 @@ def _compile(source: CudaSource, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
         wrapper, library = Path(made, "kernels.cpp"), Path(made, "kernels.so")
         Path(made, lookup_tables.NAME).write_text(lookup_tables.header())
-        wrapper.write_text(
-            f'#include "{header}"\nnamespace {{\n#include "{SRC / source.file}"\n}}\n'
-        )
-        defines = [f"-D{name}={value}" for name, value in source.defines]
-        paths = [f"-I{SRC}", f"-I{made}", f'-DLAMELLA_GRID="{HEADER}"']
-        result = run(cxx, *flags(), *paths, *defines, wrapper, "-o", library)
+        # after the header: g++ ignores the compiled one if an option defines a name in it
+        defines = [("LAMELLA_GRID", f'"{HEADER}"'), *source.defines]
+        lines = [f"#define {name} {value}" for name, value in defines]
+        options = [f"-D{name}={value}" for name, value in defines if name in HEADER_DEFINES]
+        kernels = ["namespace {", f'#include "{SRC / source.file}"', "}"]
+        wrapper.write_text("\n".join((f'#include "{header}"', *lines, *kernels, "")))
+        result = run(cxx, *flags(), *options, f"-I{SRC}", f"-I{made}", wrapper, "-o", library)
         if result.returncode:
             raise BackendError(f"{source} does not compile:\n{result.stderr}")
         library.replace(path)  # another process may have made the same one
