@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
+from zlib import crc32
 
 import cpu_run
 import cuda_run
 import numpy as np
 import reference_run
 from backends import CPU, Backend
-from reference_run import Array, assert_close, ids, leaf, normal, relative_error, values_of
+from reference_run import Array, assert_close, data, ids, leaf, normal, relative_error, values_of
 
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cuda.limits import H100
@@ -131,6 +132,17 @@ def ways(on: Backend, node: Tensor) -> tuple[Way, ...]:
     return None, *(d for d in divisions if attention.resident_blocks(node, d, H100))
 
 
+def some_ways(on: Backend, node: Tensor) -> Sequence[tuple[int, Way]]:
+    """All ways but the first, with their numbers. On the emulated GPU, which is slow, two of them:
+    which ones depends on the node, so that many nodes have all."""
+    found = [*enumerate(ways(on, node)[1:])]
+    if on is CPU or len(found) < 3:
+        return found
+    key = b"".join(data(s).tobytes() for s in node.src[3:]) + str(node.params).encode()
+    begin = crc32(key) % len(found)
+    return [found[begin], found[begin - 1]]
+
+
 def bits(on: Backend, node: Tensor, way: Way = None, **run: Any) -> Array:
     """The result's bits as integers; the first axis is the tokens."""
     assert on.supports(node)
@@ -155,7 +167,7 @@ def check(on: Backend, *args: Any, **params: Any) -> Array:
         limit = 3e-6 if node.src[1].type is BF16 else 3e-7  # of tensor cores' operands
         limit = limit if has_tensor_cores(node) else 1e-11
         assert relative_error(values_of(node), expected) <= limit
-    for i, way in enumerate(ways(on, node)[1:]):
+    for i, way in some_ways(on, node):
         run = {} if on is CPU else {"reverse": i % 2 == 0, "shift": (8, 4, 0)[i % 3]}
         assert (bits(on, build(*args, **params), way, **run) == whole).all(), way
     if on is not CPU:

@@ -107,7 +107,8 @@ def test_tensor_cores(shape: Shape) -> None:
     ids=str,
 )
 def test_float32(shape: Shape) -> None:
-    check_f32(shape, SOME_SEQ, SOME_POS)
+    n = 4 if shape.n_head == 32 else None  # tokens
+    check_f32(shape, SOME_SEQ[:n], SOME_POS[:n])
 
 
 def test_pools_of_all_types() -> None:
