@@ -67,7 +67,7 @@ def check(error: OutOfMemoryError, device: CudaDevice, n_free: int) -> None:
 
 def logits(path: Path, device: CudaDevice, n_gpu_layers: int = -1) -> bytes:
     with opened(path, [device], n_gpu_layers) as context:
-        return logits_of(context, some_tokens(context, 40), 33, 1).tobytes()
+        return logits_of(context, some_tokens(context, 40), 38, 1).tobytes()
 
 
 def test_a_model_that_is_too_large_then_fewer_layers(gpus: Gpus, path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_pool_that_is_too_large_then_a_smaller_one(gpus: Gpus, path: Path) -> 
                 check(caught.value, gpu, most_free)
             del caught
         with Context(model, ContextParams(n_ctx=256, n_ubatch=64)) as context:
-            found = logits_of(context, some_tokens(context, 40), 33, 1)
+            found = logits_of(context, some_tokens(context, 40), 38, 1)
             assert found.tobytes() == expected
 
 

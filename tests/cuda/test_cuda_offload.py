@@ -67,7 +67,7 @@ def test_every_number_of_layers(
     ):
         tokens = some_tokens(context, 45)
         expected = logits_of(on_cpu, tokens)
-        large, small = logits_of(context, tokens), logits_of(context, tokens, 40, 1)
+        large, small = logits_of(context, tokens), logits_of(context, tokens, 43, 1)
         for logits in (large, small):
             assert divergence(logits, expected) <= MOST_DIVERGENCE
         # with op offload, the device computes large batches with copies of the CPU's weights
@@ -108,7 +108,9 @@ def test_keys_and_values_that_stay_on_the_cpu(gpus: Gpus, files: ModelFiles) -> 
 
 
 @pytest.mark.parametrize(
-    "share", [None, (3.0, 1.0), pytest.param((1.0, 4.0), marks=pytest.mark.full)], ids=str
+    "share",
+    [(3.0, 1.0), *(pytest.param(s, marks=pytest.mark.full) for s in (None, (1.0, 4.0)))],
+    ids=str,
 )
 def test_two_gpus_share_the_layers(
     gpus: Gpus, files: ModelFiles, share: tuple[float, ...] | None
@@ -122,7 +124,7 @@ def test_two_gpus_share_the_layers(
         loaded(path, two, tensor_split=share) as model,
         Context(model, ContextParams(n_ctx=256, n_ubatch=64)) as context,
     ):
-        for chunks in ((), (20, 1), ()):
+        for chunks in ((), (36, 1), ()):
             assert logits_of(context, tokens, *chunks).tobytes() == alone.tobytes()
         for n_tokens in (1, 64):
             splits = splits_of(context, n_tokens)
@@ -135,7 +137,7 @@ def test_two_gpus_and_the_cpu(gpus: Gpus, files: ModelFiles) -> None:
     with opened(path) as on_cpu, opened(path, two, 4) as context:
         tokens = some_tokens(context, 40)
         expected = logits_of(on_cpu, tokens)
-        for chunks in ((), (20, 1)):
+        for chunks in ((), (36, 1)):
             assert divergence(logits_of(context, tokens, *chunks), expected) <= MOST_DIVERGENCE
 
 
@@ -150,7 +152,7 @@ def test_the_order_of_streams_does_not_matter(gpus: Gpus, files: ModelFiles) -> 
         results = []
         for n_gpu_layers in n_layers:
             with opened(path, devices, n_gpu_layers) as context:
-                results += [logits_of(context, t, 35, 1).tobytes() for t in (tokens, tokens[::-1])]
+                results += [logits_of(context, t, 38, 1).tobytes() for t in (tokens, tokens[::-1])]
         return results
 
     expected = found(gpus.devices)
@@ -164,7 +166,7 @@ def test_the_order_of_streams_does_not_matter(gpus: Gpus, files: ModelFiles) -> 
 @pytest.mark.parametrize("n_gpu_layers", [pytest.param(-1, marks=pytest.mark.full), 2])
 def test_two_contexts_at_once(gpus: Gpus, files: ModelFiles, n_gpu_layers: int) -> None:
     path = random_model(gpus, files)
-    n, steps = gpus.pick(40, 35), gpus.pick(100, 6)
+    n, steps, seeds = gpus.pick((40, 100, (1, 2, 3)), (35, 3, (1, 2)))
     with loaded(path, gpus.devices[:1], n_gpu_layers=n_gpu_layers) as model:
 
         def run(seed: int, found: dict[int, Sequence[int]]) -> None:
@@ -172,7 +174,7 @@ def test_two_contexts_at_once(gpus: Gpus, files: ModelFiles, n_gpu_layers: int) 
                 found[seed] = greedy(context, some_tokens(context, n, seed), steps)
 
         alone: dict[int, Sequence[int]] = {}
-        for seed in (1, 2, 3):
+        for seed in seeds:
             run(seed, alone)
         together: dict[int, Sequence[int]] = {}
         threads = [threading.Thread(target=run, args=(seed, together)) for seed in alone]
@@ -181,4 +183,4 @@ def test_two_contexts_at_once(gpus: Gpus, files: ModelFiles, n_gpu_layers: int) 
         for thread in threads:
             thread.join()
     assert together == alone
-    assert len({tuple(tokens) for tokens in alone.values()}) == 3
+    assert len({tuple(tokens) for tokens in alone.values()}) == len(seeds)

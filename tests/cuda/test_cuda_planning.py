@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -40,6 +40,8 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "two GPUs": {"devices": ("CUDA0", "CUDA1")},
     "two GPUs and the CPU": {"devices": ("CUDA0", "CUDA1"), "n_gpu_layers": 3},
 }
+# with --full alone: others have all of it
+PARTS: Final = ("two GPUs", "all layers")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def check_exact(gpus: Gpus, plan: ModelPlan) -> None:
 def decode_all_kinds(context: Context) -> None:
     rng = np.random.default_rng(5)
     seqs = [context.pool.new_sequence() for _ in range(context.n_seq_max)]
-    for lengths in ([1], [40], [50], [3, 1, 9], [1] * 3):
+    for lengths in ([1], [50], [3, 1, 9], [1] * 3):  # 50 are 40 and 10
         for n_outputs in (0, 1):
             batch = Batch()
             for seq, n in zip(seqs, lengths, strict=False):
@@ -93,7 +95,10 @@ def decode_all_kinds(context: Context) -> None:
         seq.free()
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.full if n in PARTS else ()) for n in CONFIGURATIONS],
+)
 def test_a_plan_is_exact(gpus: Gpus, files: ModelFiles, name: str) -> None:
     path = files.random("deep", "Q4_0")
     for gpu in grid(gpus):
