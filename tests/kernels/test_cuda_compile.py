@@ -83,7 +83,7 @@ def attention(head_dim: int, type: GGMLType, n: int) -> Tensor:
 
 def hot_nodes(full: bool) -> Iterator[Tensor]:
     """Nodes in which models spend most time, in decoding and in prompts. `full`: more types."""
-    pooled = product(HOT_HEADS, HOT_KV) if full else ((128, Q8_0),)
+    pooled = product(HOT_HEADS, HOT_KV) if full else ()  # `largest` has it
     some = product(HOT_TYPES, (1, 8, 512)) if full else zip(HOT_TYPES, (512, 1), strict=False)
     for type, n in some:
         yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
@@ -306,12 +306,12 @@ def test_compile_errors_are_reported(tmp_path: Path) -> None:
 def test_architectures() -> None:
     assert NVRTC is not None
     assert {OLDEST, *BETWEEN, ARCH, NEWEST} <= set(NVRTC.archs)
-    rows = CudaSource.of("pairs.cu")
-    assert NVRTC.compile(rows, ARCH).startswith(b"\x7fELF")
-    newer = NVRTC.compile(rows, ARCH + 1)  # the driver compiles it further
+    small = CudaSource.of("to_host.cu")
+    assert NVRTC.compile(small, ARCH).startswith(b"\x7fELF")
+    newer = NVRTC.compile(small, ARCH + 1)  # the driver compiles it further
     assert b".target sm_90" in newer
     with pytest.raises(BackendError, match=r"cannot compile for sm_30, only for: .*sm_90"):
-        NVRTC.compile(rows, 30)
+        NVRTC.compile(small, 30)
 
 
 def test_kernels_of_one_source_are_distinct() -> None:
