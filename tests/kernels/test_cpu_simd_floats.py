@@ -22,10 +22,19 @@ ROWS = pytest.mark.parametrize(
 SUMS = pytest.mark.parametrize("n_sums", [4, 16])  # both sizes, on any machine
 
 
+def compiled(function: Any, n_args: int) -> Any:
+    """A function of int64s."""
+    return cfunc(types.void(*[types.int64] * n_args), error_model="numpy")(function).ctypes
+
+
+def call(function: Any, *args: int | npt.NDArray[Any]) -> None:
+    """Call a compiled function. Arrays are passed as addresses."""
+    function(*[int(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args])
+
+
 def run(function: Any, *args: int | npt.NDArray[Any]) -> None:
-    """Compile a function of int64s and call it. Arrays are passed as addresses."""
-    compiled = cfunc(types.void(*[types.int64] * len(args)), error_model="numpy")(function)
-    compiled.ctypes(*[int(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args])
+    """Compile a function and call it."""
+    call(compiled(function, len(args)), *args)
 
 
 def normal(*shape: int, seed: int = 0) -> F32Array:
@@ -48,21 +57,22 @@ def hsums(products: F32Array) -> F32Array:
 @SUMS
 @ROWS
 @pytest.mark.parametrize(("n_x", "n_y"), [(4, 4), (2, 8), (1, 16)])
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
-def test_dots(n_x: int, n_y: int, n: int, n_sums: int, type: Any, rows: simd_float.Rows) -> None:
+def test_dots(n_x: int, n_y: int, n_sums: int, type: Any, rows: simd_float.Rows) -> None:
     dots, store = simd_float.dots(n_x, n_y, n_sums, rows), access.store_f32x16
 
     def kernel(x, x_step, y, y_step, n, to):  # type: ignore[no-untyped-def]
         store(to, dots((x, x_step, y, y_step, n, 64)))
 
-    # rows with a gap after each
-    x, result = normal(n_x, LANES * n + 3), normal(LANES)
-    y = normal(n_y, LANES * n + 16, seed=1).astype(type)
-    run(kernel, x, x.strides[0], y, y.strides[0], n, result)
-    sums = np.zeros((n_x, n_y, LANES), np.float32)
-    for i in range(0, LANES * n, LANES):
-        sums = fma(x[:, None, i : i + LANES], y[None, :, i : i + LANES], sums)
-    assert (result == hsums(sums).ravel()).all()
+    function = compiled(kernel, 6)
+    for n in (1, 2, 3, 5, 8):
+        # rows with a gap after each
+        x, result = normal(n_x, LANES * n + 3), normal(LANES)
+        y = normal(n_y, LANES * n + 16, seed=1).astype(type)
+        call(function, x, x.strides[0], y, y.strides[0], n, result)
+        sums = np.zeros((n_x, n_y, LANES), np.float32)
+        for i in range(0, LANES * n, LANES):
+            sums = fma(x[:, None, i : i + LANES], y[None, :, i : i + LANES], sums)
+        assert (result == hsums(sums).ravel()).all(), n
 
 
 @SUMS
@@ -70,24 +80,23 @@ def test_dots(n_x: int, n_y: int, n: int, n_sums: int, type: Any, rows: simd_flo
 @pytest.mark.parametrize(
     ("n_w", "n_v"), [(4, 4), (4, 2), (4, 1), (2, 4), (2, 1), (1, 4), (1, 3), (1, 1)]
 )
-@pytest.mark.parametrize("n", [1, 2, 31])
-def test_rows_are_added(
-    n_w: int, n_v: int, n: int, n_sums: int, type: Any, rows: simd_float.Rows
-) -> None:
+def test_rows_are_added(n_w: int, n_v: int, n_sums: int, type: Any, rows: simd_float.Rows) -> None:
     add_rows = simd_float.add_rows(n_w, n_v, n_sums, rows)
 
     def kernel(y, w, step, v, v_step, n):  # type: ignore[no-untyped-def]
         add_rows((y, w, step, v, v_step, n, 64, n - 1))
 
-    both = normal(n_w, 200)
-    y, w = both[:, : LANES * n_v], both[:, 100 : 100 + n]
-    v = normal(n, LANES * n_v + 5, seed=1).astype(type)
-    expected = both.copy()
-    for j in range(n):
-        part = expected[:, : LANES * n_v]
-        part[...] = fma(w[:, j : j + 1], v[None, j, : LANES * n_v], part)
-    run(kernel, y, w, both.strides[0], v, v.strides[0], n)
-    assert (both == expected).all()
+    function = compiled(kernel, 6)
+    for n in (1, 2, 31):
+        both = normal(n_w, 200)
+        y, w = both[:, : LANES * n_v], both[:, 100 : 100 + n]
+        v = normal(n, LANES * n_v + 5, seed=1).astype(type)
+        expected = both.copy()
+        for j in range(n):
+            part = expected[:, : LANES * n_v]
+            part[...] = fma(w[:, j : j + 1], v[None, j, : LANES * n_v], part)
+        call(function, y, w, both.strides[0], v, v.strides[0], n)
+        assert (both == expected).all(), n
 
 
 def test_groups_of_four_lanes_are_transposed() -> None:
