@@ -23,6 +23,7 @@ from attention_run import (
     ways,
 )
 from backends import CPU
+from matrix import combinations
 from reference_run import data, each_type, graph_of, leaf, values_of
 
 from lamella.graph import GGMLType
@@ -41,8 +42,13 @@ def test_every_pair_of_types_is_supported() -> None:
         assert len(KERNELS.calls_of(node)) == 1
 
 
-@pytest.mark.parametrize("head_dim", [1, 8, 12, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256, 512])
-@each_type((F16, Q8_0, GGMLType.Q5_1))
+@pytest.mark.parametrize(
+    ("head_dim", "type"),
+    combinations(
+        [1, 8, 12, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256, 512], [F16, Q8_0, GGMLType.Q5_1]
+    ),
+    ids=str,
+)
 def test_head_dims(head_dim: int, type: GGMLType) -> None:
     n = 32 // math.gcd(head_dim, 32)  # rows are whole blocks, heads need not be
     check(CPU, Shape(n, n, head_dim, head_dim, type, type))
