@@ -105,9 +105,9 @@ def largest_tiles(type: GGMLType, arch: int, gated: bool, full: bool = False) ->
     a, x = Tensor(type, (4096, 14336)), Tensor(F32, (4096, 512))
     gate, up = ops.mul_mat(a, x), ops.mul_mat(a, x)
     chain = GateUp(gate, up, ops.swiglu(gate, up)) if gated else None
-    tiles = (GATED_TILES if gated else TILES)[:1]
+    tiles = [(GATED_TILES if gated else TILES)[0]]
     if full:
-        tiles += (Tile(2, 2, 2, 4),) if gated else (Tile(4, 1, 1, 8), Tile(4, 2, 1, 8))
+        tiles += [Tile(2, 2, 2, 4)] if gated else [Tile(4, 1, 1, 8), Tile(4, 2, 1, 8)]
     fitting = [tile for tile in tiles if block_of(type, tile, limits)]
     return {(tile_call(gate, tile, limits, chain).kernel.source, arch) for tile in fitting}
 
