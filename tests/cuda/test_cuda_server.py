@@ -25,7 +25,7 @@ from open_params import open_params
 
 from lamella import load
 from lamella.kernels import devices
-from lamella.model import context
+from lamella.model import kv_context
 from lamella.model.batch import LateMask
 from lamella.model.outputs import Outputs, Row, TopLogits
 from lamella.runtime.open import open_instance
@@ -159,6 +159,6 @@ def test_the_device_s_largest_logits_give_the_texts_of_whole_rows(
     by_device = texts()
     assert sum(isinstance(row, TopLogits) for row in rows) >= len(kinds) * n - len(kinds)
     rows.clear()
-    monkeypatch.setattr(context, "top_sizes", lambda *_: ())
+    monkeypatch.setattr(kv_context, "top_sizes", lambda *_: ())
     assert texts() == by_device
     assert not rows

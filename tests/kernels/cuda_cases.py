@@ -213,6 +213,7 @@ def kernels_in_use() -> dict[CudaKernel, str]:
         for type in TYPES:
             node = ops.mul_mat(Tensor(type, (4096, 4096)), Tensor(F32, (4096, 8)))
             calls += (("a switch", c) for c in calls_of(node))
+        calls += (("a switch", c) for graph in chain_graphs() for c in graph_calls(graph))
     calls.append(("results", to_host(Tensor(GGMLType.F32, (1,)))))
     for name, call in calls:
         found.setdefault(call.kernel, name)
