@@ -148,6 +148,8 @@ class FileTests(pytest.Item):
         module = pytest.Module.from_parent(self.parent.parent, path=self.path)
         tests = list(self.session.genitems(module))
         config.hook.pytest_collection_modifyitems(session=self.session, config=config, items=tests)
+        if not tests:  # else the last one tears down what the next file does not need
+            self.session._setupstate.teardown_exact(self.next_file)
         items += tests  # as in a single process, for tests that look there
         for i, test in enumerate(tests):
             items[place] = test  # xdist expects reports of the test that has this place

@@ -92,7 +92,8 @@ class Reactor:
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._end(*key.data)
-        for channel, handler in self._new:  # they came with the close
+        while self._new:  # they came with the close; others may still come
+            channel, handler = self._new.popleft()
             channel.close()
             handler.end()
         self._selector.close()

@@ -253,3 +253,13 @@ def test_all(made, i, request):
     assert " passed" not in output(
         project, "-n1", "-k", "unknown", "tests/base/test_one.py", status=5
     )
+
+
+def test_a_file_without_tests_does_not_disturb_the_next_one(project: Path) -> None:
+    for name, mark in (("base/test_a", ""), ("base/test_b", "full"), ("other/test_c", "")):
+        file = project / "tests" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        marked = f"import pytest\n@pytest.mark.{mark}\n" if mark else ""
+        file.write_text(f"{marked}def test(): pass")
+    files = ("tests/base/test_a.py", "tests/base/test_b.py", "tests/other/test_c.py")
+    assert "2 passed" in output(project, "-n1", *files)
