@@ -97,8 +97,8 @@ def test_guesses_are_those_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(DraftBlock, "_draft", draft)
     # as many guesses as may be, whatever the times of steps are
     monkeypatch.setattr(speculation, "best_depth", lambda _, n_texts, n_max, *__: n_max)
-    with opened(path, draft_mtp=True, type_k="F32", type_v="F32") as instance:
-        texts(instance, PROMPTS[:2], temperature=0.0, n_predict=20, cache_prompt=False, **MTP)
+    with opened(path, draft_mtp=True, type_k="F32", type_v="F32", n_ubatch=64) as instance:
+        texts(instance, PROMPTS[1::-1], temperature=0.0, n_predict=20, cache_prompt=False, **MTP)
     assert len(found) > 10
     n = n_right = 0
     for tokens, guesses in found:
