@@ -161,6 +161,8 @@ def _cut(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:
 
 def _rows_of(runs: Sequence[Run]) -> dict[KVSequence, int]:
     """The distinct sequences of runs, each with its row of the page table."""
+    if len(runs) == 1:
+        return {runs[0].seq: 0}
     seqs: dict[KVSequence, int] = {}
     for run in runs:
         seqs.setdefault(run.seq, len(seqs))

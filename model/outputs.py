@@ -167,7 +167,7 @@ class Outputs:
         found = held or self._top_results(self.top, n_rows)
         logits, sums = found.all_logits, found.all_sums
         are_sound = [isfinite(logits[i * n_top]) and not isnan(sums[i]) for i in range(n_rows)]
-        if not masks and all(are_sound) and min(n_tops, default=0) > 0 and max(n_tops) <= n_top:
+        if n_tops and not masks and all(are_sound) and 0 < min(n_tops) <= max(n_tops) <= n_top:
             return self._copied(found, n_rows)
         rows: list[Row] = []
         for i, n in enumerate(n_tops):
@@ -203,15 +203,16 @@ class Outputs:
     def _in_place(self, top: TopNodes) -> TopResults | None:
         """All rows; None if the host does not have them."""
         ids = buffer_of(top.ids).in_place(top.ids)
+        known = self._known.get(id(ids))
+        if known is not None:  # it keeps the ids, so they are the same object
+            return known
         logits = buffer_of(top.logits).in_place(top.logits)
         sums = buffer_of(top.sums).in_place(top.sums)
         if ids is None or logits is None or sums is None:
             return None
-        known = self._known.get(id(ids))
-        if known is None or known.raw[1] is not logits or known.raw[2] is not sums:
-            if len(self._known) > 1:  # results have other places now
-                self._known.clear()
-            known = self._known[id(ids)] = TopResults.of(ids, logits, sums, self.logits.ne[1])
+        if len(self._known) > 1:  # results have other places now
+            self._known.clear()
+        known = self._known[id(ids)] = TopResults.of(ids, logits, sums, self.logits.ne[1])
         return known
 
     def _copied(self, found: TopResults, n_rows: int) -> TopRows:
@@ -220,8 +221,10 @@ class Outputs:
         if rows is None:
             shape = (self.logits.ne[1], found.ids.shape[1])
             rows = self._rows = TopRows(np.empty(shape, np.int32), np.empty(shape, np.float32))
-        rows.ids[:n_rows], rows.logits[:n_rows] = found.ids[:n_rows], found.logits[:n_rows]
-        return rows[:n_rows]
+        rows = rows if n_rows == len(rows) else rows[:n_rows]
+        np.copyto(rows.ids, found.ids[:n_rows])
+        np.copyto(rows.logits, found.logits[:n_rows])
+        return rows
 
     def _whole_row(self, i: int) -> F32Array:
         row = np.empty(self.logits.ne[0], np.float32)

@@ -55,11 +55,12 @@ class State(NamedTuple):
 class Hazards:
     """The ticks of a scheduler's backends. Synchronous backends work on the host's thread.
 
-    `recorder` makes the calls to backends.
+    `recorder` makes the calls to backends. `is_idle`: no work was recorded since `synchronized`.
     """
 
     def __init__(self, backends: Sequence[Backend], recorder: Recorder | None = None) -> None:
         self._recorder = recorder or Recorder()
+        self.is_idle = True
         self._adopted: State | None = None  # to be copied before it is used
         self.backends = [b for b in backends if b.is_async]
         self._tick = dict.fromkeys(self.backends, 0)
@@ -74,6 +75,7 @@ class Hazards:
         if not backend.is_async:
             return
         self._copy_adopted()
+        self.is_idle = False
         self._tick[backend] += 1
         for buffer in buffers:
             self._last_use.setdefault(buffer, {})[backend] = self._tick[backend]
@@ -122,6 +124,7 @@ class Hazards:
 
     def synchronized(self) -> None:
         """Record that all work of all backends is done."""
+        self.is_idle = True
         if self._adopted is not None:  # nothing else was recorded since the last time
             self._adopted = None
             return
@@ -131,11 +134,6 @@ class Hazards:
 
     # --- runs that start alone ---
 
-    @property
-    def is_idle(self) -> bool:
-        """True if no work was recorded since `synchronized`."""
-        return self._adopted is None and not any(self._tick.values())
-
     def state(self) -> State:
         """A copy of what is known."""
         last_use = {buffer: dict(ticks) for buffer, ticks in self._last_use.items()}
@@ -143,6 +141,7 @@ class Hazards:
 
     def adopt(self, state: State) -> None:
         """Know what was known after the same calls. Nothing may be in flight before them."""
+        self.is_idle = False
         self._adopted = state
 
     def _copy_adopted(self) -> None:
