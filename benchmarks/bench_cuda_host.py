@@ -1,6 +1,6 @@
 """Host time of a decode step on a GPU, without the driver and the device.
 
-    scripts/bench cuda_host MODEL.gguf [--steps 2000] [--trials 5] [--bindings] [--busy] [--whole]
+    scripts/bench cuda_host MODEL.gguf [--steps 20000] [--bindings] [--busy] [--whole]
                                        [--no-embd-offload]
 
 The model is placed on a GPU whose driver does nothing, so nothing is compiled, copied or computed.
@@ -8,7 +8,8 @@ All Python work for a token is done, from the batch to the 64 largest logits in 
 --whole: to all logits). Sampling and HTTP are not included. With --no-embd-offload, the processor
 computes the input embedding.
 With --bindings, the calls go through NVIDIA's bindings to a library that does nothing in 3 us each.
-With --busy, another thread of Python computes meanwhile. Needs no GPU. The last line is JSON.
+With --busy, another thread of Python computes meanwhile. Needs no GPU. Prints the least and the
+median time of 20 steps: other programs change the median more. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ DRIVER: Final = Path(__file__).parents[1] / "tests/kernels/fake_libcuda.c"
 IDLE_DRIVER: Final = "LAMELLA_TEST_IDLE_DRIVER"  # set in the process that has the driver
 CALL_NS: Final = 3000  # of a call: about what a copy or a launch takes
 N_TOP: Final = 64
+WINDOW: Final = 20  # steps that are timed together
+N_WARM_UP: Final = 50  # windows before those that count
 MEMORY: Final = 1 << 40  # reported bytes; most of the reserved addresses are never used
 
 
@@ -116,36 +119,35 @@ class Times(NamedTuple):
 
 
 def microseconds(path: str, args: argparse.Namespace) -> list[Times]:
-    """Return the times of each trial."""
-    n_steps, trials = args.steps, args.trials
+    """Return the times of each window, without the first ones."""
+    n_windows = args.steps // WINDOW
     registry = open_cuda(CudaDriver if args.bindings else IdleDriver, IdleCompiler)
     devices = registry.devices()
     assert devices, registry.reason
     params = PlacementParams(embd_offload=not args.no_embd_offload)
     place = Placement(cpu=CpuDevice(), devices=tuple(devices), params=params)
     model = load_model(path, place)
-    n_ctx = (trials + 1) * n_steps
+    n_ctx = (n_windows + N_WARM_UP) * WINDOW
     with Context(model, ContextParams(n_ctx=n_ctx, n_ubatch=32)) as context:
         seq, pos, found = context.pool.new_sequence(), 0, []
-        for _ in range(trials + 1):
+        for _ in range(n_windows + N_WARM_UP):
             begin, used = time.perf_counter(), time.thread_time()
-            for _ in range(n_steps):
+            for _ in range(WINDOW):
                 context.append(seq, 1)
                 batch = Batch()
                 batch.add([5], seq, pos, n_outputs=1, n_top=0 if args.whole else N_TOP)
                 context.decode_rows(batch)
                 pos += 1
             passed = time.perf_counter() - begin, time.thread_time() - used
-            found.append(Times(*(1e6 * each / n_steps for each in passed)))
+            found.append(Times(*(1e6 * each / WINDOW for each in passed)))
     model.free()
-    return found[1:]  # without the warm-up
+    return found[N_WARM_UP:]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", metavar="MODEL.gguf")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--bindings", action="store_true", help="call through NVIDIA's bindings")
     parser.add_argument("--busy", action="store_true", help="beside a busy thread of Python")
     parser.add_argument("--whole", action="store_true", help="read all logits")
@@ -162,11 +164,14 @@ def main() -> None:
         found = microseconds(args.model, args)
     finally:
         stop.set()
-    times = {name: [getattr(one, name) for one in found] for name in Times._fields}
-    for name, us in times.items():
-        each = [round(one, 1) for one in us]
-        print(f"{statistics.median(us):.1f} us per step, {name} time, median of {each}")
-    print(json.dumps(times))
+    result = {}
+    for name in Times._fields:
+        us = [getattr(one, name) for one in found]
+        result[name] = {"least": round(min(us), 1), "median": round(statistics.median(us), 1)}
+        print(
+            "{least} us per step at least, {median} median".format(**result[name]), f"({name} time)"
+        )
+    print(json.dumps(result))
 
 
 def compute_until(stop: threading.Event) -> None:
