@@ -56,13 +56,20 @@ class Reactor:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._handlers: list[Handler] = []
         self._closed = False
+        self._lock = threading.Lock()  # guards the next one, and what comes in
+        self._takes = True  # connections; the thread ends with those that came before
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def add(self, channel: Channel, handler: Handler) -> None:
-        """Read a connection from now on."""
-        self._new.append((channel, handler))
-        self._wake()
+        """Read a connection from now on. After the end of the thread, it ends at once."""
+        with self._lock:
+            if self._takes:
+                self._new.append((channel, handler))
+                self._wake()
+                return
+        channel.close()
+        handler.end()
 
     def close(self) -> None:
         """End all connections, and the thread. May be called again, also by the thread itself."""
@@ -92,7 +99,9 @@ class Reactor:
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._end(*key.data)
-        while self._new:  # they came with the close; others may still come
+        with self._lock:
+            self._takes = False
+        while self._new:  # they came with the close
             channel, handler = self._new.popleft()
             channel.close()
             handler.end()

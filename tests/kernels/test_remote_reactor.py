@@ -144,6 +144,13 @@ def test_close_ends_a_connection_that_has_just_come(world: World) -> None:
     assert held.ended.is_set() and late.ended.is_set()
 
 
+def test_a_connection_that_comes_after_the_end_is_ended(world: World) -> None:
+    world.reactor.close()
+    channel, late = world.connect()
+    assert late.ended.is_set()
+    assert channel._sock.recv(1) == b""
+
+
 def test_close_ends_all_connections(world: World) -> None:
     _, recorder = world.connect()
     world.reactor.close()
