@@ -6,7 +6,7 @@ Chooses nothing and prints nothing. Tested by tests/runtime/test_fit.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..base.units import size_text
@@ -62,15 +62,28 @@ def choice_notes(made: Chosen) -> Iterator[str]:
         yield f"ubatches run one after the other: {plan.no_pipeline}"
     if made.first.op_offload and not made.choice.op_offload:
         yield f"{made.devices} cannot run large batches for the CPU: op offload does not fit"
-    host, n_bytes = plan.devices[-1], max(plan.params.cache.cache_ram or 0, 0) * MIB
-    if plan.pooling is None and n_bytes > max(host.free - host.needed, 0):
-        yield (
-            f"the prompt cache may grow to {size_text(n_bytes)} (-cram): the model leaves "
-            f"{size_text(max(host.free - host.needed, 0))} of memory free"
-        )
     if any(made.dropped_targets):
         sizes = _sizes(made.dropped_targets)
         yield f"--fit-target {sizes} is ignored: the model does not fit with that much memory free"
+
+
+def with_cache_ram(plan: ModelPlan, n_mib: int) -> ModelPlan:
+    """The plan with `n_mib` MiB for pages of prompts that leave the context; -1: no limit. A note
+    warns if the model leaves less."""
+    changed = replace(plan, params=plan.params.change(cache_ram=n_mib))
+    old = list(_cache_notes(plan))
+    others = (note for note in plan.notes if note not in old)
+    return replace(changed, notes=(*others, *_cache_notes(changed)))
+
+
+def _cache_notes(plan: ModelPlan) -> Iterator[str]:
+    host, n_bytes = plan.devices[-1], max(plan.params.cache.cache_ram or 0, 0) * MIB
+    n_free = max(host.free - host.needed, 0)
+    if plan.pooling is None and n_bytes > n_free:
+        yield (
+            f"the prompt cache may grow to {size_text(n_bytes)} (-cram): the model leaves "
+            f"{size_text(n_free)} of memory free"
+        )
 
 
 def cache_ram(plan: ModelPlan) -> int:

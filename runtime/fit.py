@@ -28,7 +28,7 @@ from ..model.metadata_params import metadata_overrides
 from ..model.params import FIT_TARGET
 from ..model.placement import Placement
 from ..sched.backend import CompileProgress
-from .chosen import Chosen, cache_ram, choice_line, choice_notes
+from .chosen import Chosen, cache_ram, choice_line, choice_notes, with_cache_ram
 from .devices import open_placement
 from .params import OpenParams
 from .plan import ModelPlan
@@ -144,13 +144,13 @@ def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan
         devices=", ".join(device.name for device in placement.devices),
         is_default_ctx=params.context.n_ctx is None,
     )
-    return replace(
+    plan = replace(
         made.plan,
-        params=made.plan.params.change(cache_ram=cache_ram(made.plan)),
         choice=choice_line(made),
         is_reduced=choice != trials.first._replace(embd_offload=choice.embd_offload),
         notes=(*made.plan.notes, *choice_notes(made)),
     )
+    return with_cache_ram(plan, cache_ram(plan))
 
 
 class _Free(NamedTuple):

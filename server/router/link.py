@@ -21,7 +21,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Final
 
@@ -29,6 +28,7 @@ from ...alloc.host import untouched_bytes
 from ...base.errors import DoesNotFitError, LamellaError
 from ...kernels.host import reserved_for_others
 from ...runtime.check import check
+from ...runtime.chosen import with_cache_ram
 from ...runtime.plan import ModelPlan
 from ..watchdog import exit_after
 
@@ -102,8 +102,7 @@ class RouterLink:
         n_mib = plan.params.cache.cache_ram or 0
         if n_mib <= 0 or self._n_caches == 1:
             return plan
-        n_own = max(n_mib // self._n_caches, 1)
-        return replace(plan, params=plan.params.change(cache_ram=n_own))
+        return with_cache_ram(plan, max(n_mib // self._n_caches, 1))
 
     def on_load(self, done: int, total: int) -> None:
         """Report that `done` of `total` bytes of weights are loaded."""

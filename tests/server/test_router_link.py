@@ -35,6 +35,12 @@ def test_models_share_the_memory_for_prompts(given: int, n_caches: int, own: int
     assert link.again(plan_now).params.cache.cache_ram == own  # opened again without the router
 
 
+def test_a_note_names_the_share_of_the_model() -> None:
+    params = open_params(shipped_model(), n_ctx=64, n_parallel=1, cache_ram=2**31 - 4)
+    (note,) = linked(4).admitted(partial(plan_model, params)).notes
+    assert note.startswith("the prompt cache may grow to 524288.00 GiB (-cram): the model leaves")
+
+
 def test_models_share_the_default_memory_for_prompts() -> None:
     params = open_params(shipped_model(), n_ctx=64, n_parallel=1, n_ubatch=32)
     alone, shared = (
