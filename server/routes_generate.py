@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from aiohttp import web
 
-from ..base.errors import GrammarError
+from ..base.errors import ClosedError, GrammarError
 from ..model.guide.limits import check_source
 from ..runtime.instance import Instance
 from .anthropic.body import MessagesBody
@@ -214,7 +214,10 @@ def _deliveries(request: web.Request, model: Instance) -> Deliveries:
 
 
 def _grammars(request: web.Request, model: Instance) -> GrammarQueue:
+    """The queue of the open model. Raises ClosedError if that is another one."""
     state = request.app[STATE]
+    if state.model is not model:  # opened again since the request began
+        raise ClosedError("the model is closed")
     if state.grammars is None:
         state.grammars = GrammarQueue(model)
     return state.grammars

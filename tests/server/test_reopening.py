@@ -28,6 +28,7 @@ from lamella.runtime.instance import EmbeddingInstance, Instance
 from lamella.runtime.params import OpenParams
 from lamella.runtime.plan import ModelPlan
 from lamella.server.config import ServerConfig
+from lamella.server.grammars import GrammarQueue
 from lamella.server.reopening import reopen_lost
 from lamella.server.router.link import RouterLink
 from lamella.server.state import ServerState
@@ -121,6 +122,31 @@ def test_a_stream_in_flight_ends_with_an_error_that_names_the_machine(nodes: Toy
         assert "ray:two/CPU" in error["message"] or "ray:one/CPU" in error["message"]
         served.wait(2, server)
         assert server.ok("/completion", **BODY)["content"]
+
+
+def test_grammars_are_compiled_for_the_model_that_is_open(
+    nodes: ToyNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a request that began before goes on later."""
+    made, init = list[Instance](), GrammarQueue.__init__
+
+    def noted(self: GrammarQueue, model: Instance) -> None:
+        made.append(model)
+        init(self, model)
+
+    monkeypatch.setattr(GrammarQueue, "__init__", noted)
+    served, body = Served(params()), BODY | {"grammar": 'root ::= "so it is"'}
+    with running(served) as server, closing(server.connect()) as client:
+        raw = json.dumps(body).encode()
+        client.putrequest("POST", "/completion")
+        client.putheader("Content-Length", str(len(raw)))
+        client.endheaders(raw[:9])
+        lose(nodes, 1)
+        served.wait(2, server)
+        client.send(raw[9:])
+        assert client.getresponse().status == 503
+        assert server.ok("/completion", **body)["content"] == "so it is"
+        assert [model.engine.closed for model in made] == [False]
 
 
 def test_a_machine_that_is_unknown_at_the_start_is_an_error(nodes: ToyNodes) -> None:
