@@ -228,6 +228,22 @@ class Fleet:
 
     async def _load(self, member: Member) -> None:
         begin = time.monotonic()
+        try:
+            child = await self._loaded(member)
+        except asyncio.CancelledError:
+            self._stop(member, State.UNLOADED)
+            raise
+        finally:
+            member.loading = None
+            self._changed.set()
+        member.t_loaded = member.t_used = time.monotonic()
+        self._set(member, State.LOADED)
+        n_seconds = time.monotonic() - begin
+        log.info('loaded "%s" in %.1f s, process %d', member.name, n_seconds, child.pid)
+        self._spawn(self._watch(member, child))
+
+    async def _loaded(self, member: Member) -> Child:
+        """Start a process that loads the model. Raises UnavailableError: it has failed."""
         child: Child | None = None
         try:
             if member.stopping is not None:
@@ -245,17 +261,7 @@ class Fleet:
             code = None if child is None else await child.end()
             self._fail(member, str(error), code)
             raise UnavailableError(str(error), member.t_retry - time.monotonic()) from None
-        except asyncio.CancelledError:
-            self._stop(member, State.UNLOADED)
-            raise
-        finally:
-            member.loading = None
-            self._changed.set()
-        member.t_loaded = member.t_used = time.monotonic()
-        self._set(member, State.LOADED)
-        n_seconds = time.monotonic() - begin
-        log.info('loaded "%s" in %.1f s, process %d', member.name, n_seconds, child.pid)
-        self._spawn(self._watch(member, child))
+        return child
 
     async def _admit(self, member: Member, child: Child) -> None:
         """Wait until the model has a place and its plan fits. Raises UnavailableError."""

@@ -393,6 +393,31 @@ def test_unloading(tmp_path: Path) -> None:
     run(test())
 
 
+def test_unloading_a_model_whose_load_has_just_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        ending = asyncio.Event()
+
+        async def slow_end(_: child_module.Child) -> None:
+            ending.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(child_module.Child, "end", slow_end)
+        async with world(tmp_path, model("a", fault="plan")) as w:
+            waiting = asyncio.create_task(w.use("a"))
+            await ending.wait()
+            child = w["a"].child
+            assert child is not None
+            w.fleet.unload(w["a"])
+            with pytest.raises(UnavailableError, match='"a" was unloaded'):
+                await waiting
+            assert w.states == {"a": "unloaded"}
+            await w.until(lambda: child.session.closed)
+
+    run(test())
+
+
 def test_a_client_that_leaves_does_not_stop_the_load(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, model("a")) as w:
