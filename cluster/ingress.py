@@ -24,7 +24,7 @@ from ..base.errors import LamellaError, OverloadedError, RequestError
 from ..base.log import get_logger
 from ..base.nesting import limited_nesting
 from ..server.bodies import N_BYTES_MOST
-from ..server.broken_streams import EVENTS, LINES, failure_of
+from ..server.broken_streams import ENDS, EVENTS, failure_of
 from ..server.clients import ADDRESS_HEADER, OWN_PREFIX
 from ..server.config import ServerConfig
 from ..server.http_errors import error_response
@@ -318,7 +318,7 @@ class _Passing:
 
     async def _break_off(self, head: Head, error: LostError) -> None:
         """End a stream with an error event, or line. A reply that is no stream is cut."""
-        if head.content_type not in (EVENTS, LINES):
+        if head.content_type not in ENDS:
             raise ConnectionResetError(str(error))
         data = failure_of(self._asked.path, head.content_type, error, self._asked.id)
         await self._send({"type": "http.response.body", "body": data})

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from ..server.broken_streams import END_OF_EVENT, END_OF_LINE, EVENTS, LINES, WholeEvents
+from ..server.broken_streams import END_OF_EVENT, ENDS, WholeEvents
 from ..server.sent_tokens import tokens_in
 
 N_WHOLE: Final = 4 * 1024**2  # bytes of a reply that is kept until it is whole
@@ -27,9 +27,8 @@ class PassedBytes:
     """What of a reply may be passed on now."""
 
     def __init__(self, content_type: str) -> None:
-        self.is_stream = content_type in (EVENTS, LINES)
-        self._end = END_OF_EVENT if content_type == EVENTS else END_OF_LINE
-        self._whole = WholeEvents(self._end)
+        self.is_stream = content_type in ENDS
+        self._whole = WholeEvents(ENDS.get(content_type, END_OF_EVENT))
         self._kept = bytearray()
         self._is_long = False
 

@@ -17,6 +17,7 @@ EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
 END_OF_EVENT: Final = b"\n\n"
 END_OF_LINE: Final = b"\n"
+ENDS: Final = {EVENTS: END_OF_EVENT, LINES: END_OF_LINE}  # by the content types of streams
 
 
 class WholeEvents:

@@ -20,7 +20,7 @@ from yarl import URL
 
 from ...base.errors import LamellaError, UnavailableError
 from ..bodies import in_lane, read_body
-from ..broken_streams import EVENTS, LINES, WholeEvents, failure_of
+from ..broken_streams import ENDS, WholeEvents, failure_of
 from ..clients import OWN_PREFIX, client_headers, client_of
 from ..given import Given
 from ..http_errors import error_body, status_and_body
@@ -258,7 +258,8 @@ async def _pass_back(
     if reply.status >= web.HTTPBadRequest.status_code:
         record.kind = error_body(reply.status, "")["error"]["type"]
     await response.prepare(request)
-    whole = WholeEvents() if response.content_type == EVENTS else None
+    end = ENDS.get(response.content_type)
+    whole = None if end is None else WholeEvents(end)
     try:
         while part := await _next_part(child, reply):
             await write(request, response, part if whole is None else whole.add(part))
@@ -323,7 +324,7 @@ async def _break_off(
     body = status_and_body(error)[1]
     record = record_of(request)
     record.end, record.kind = body["error"]["message"], body["error"]["type"]
-    if response.content_type not in (EVENTS, LINES):
+    if response.content_type not in ENDS:
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(record.end)
