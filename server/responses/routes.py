@@ -33,6 +33,7 @@ from .store import Json, ResponseStore, StoredResponse
 from .truncation import prepared_shortened
 
 N_LISTED_MAX: Final = 100
+N_DIGITS: Final = 9  # of a number in a query
 
 
 def stored_bytes(store: ResponseStore, client: str, n_max: int, body: ResponsesBody) -> int:
@@ -189,7 +190,7 @@ def _item_texts(request: web.Request, stored: StoredResponse) -> Iterator[bytes]
         raise RequestError(f'"after" is not the id of an item: {after:.100}')
     begin = ids.index(after) + 1 if after else 0
     limit = request.query.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= N_LISTED_MAX:
+    if not limit.isdecimal() or len(limit) > N_DIGITS or not 1 <= int(limit) <= N_LISTED_MAX:
         raise RequestError(f'"limit" must be 1 to {N_LISTED_MAX}, found {limit:.20}')
     page = listed[begin : begin + int(limit)]
     yield from json_texts(

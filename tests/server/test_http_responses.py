@@ -143,7 +143,8 @@ def test_input_items_are_listed_in_pages(server: RunningServer) -> None:
     page = server.get(f"{path}?order=asc&limit=2&after={ids[3]}").json
     assert [item["id"] for item in page["data"]] == [ids[2], ids[1]]
     assert page["has_more"]
-    for query in ("limit=0", "limit=x", "order=x", "after=x"):
+    long = f"limit=000000001{'0' * 5000}"
+    for query in ("limit=0", "limit=101", "limit=x", long, "order=x", "after=x"):
         assert server.get(f"{path}?{query}").json["error"]["param"] == query.partition("=")[0]
 
 
