@@ -155,7 +155,14 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _response_to(request: web.Request, error: BaseException) -> web.Response:
-    return error_response(error, own_path(request), request[REQUEST_ID])
+    """The response to a failed request. Raises ConnectionError if another one has begun, which is
+    cut: no client takes it for whole."""
+    response = error_response(error, own_path(request), request[REQUEST_ID])
+    if request.writer.output_size > 0:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(response[ERROR_MESSAGE])
+    return response
 
 
 def _plain(error: web.HTTPException) -> str:

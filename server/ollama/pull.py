@@ -104,7 +104,9 @@ async def pull_model(request: web.Request, wanted: HubModel, *, stream: bool) ->
         async for line in lines:
             await send(line_bytes(line))
         await send(line_bytes({"status": "success"}))
-    except (web.HTTPException, RequestError) as error:
+    except ConnectionError:
+        raise
+    except Exception as error:
         await send(line_bytes({"error": status_and_body(error)[1]["error"]["message"]}))
     await response.write_eof()
     return response

@@ -25,10 +25,10 @@ from lamella.base.errors import (
     UnknownResponseError,
 )
 from lamella.server import routes_embed
-from lamella.server.app import create_app
+from lamella.server.app import create_app, listening
 from lamella.server.config import ServerConfig
 from lamella.server.http_errors import answer_errors, error_response, status_and_body, unavailable
-from lamella.server.state import ServerState
+from lamella.server.state import Role, ServerState
 
 NOT_FOUND = "previous_response_not_found"
 
@@ -233,6 +233,29 @@ def test_bytes_that_are_not_http(server: RunningServer) -> None:
 class BrokenVocab(HttpVocab):
     def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
         raise KeyError("/secret/path")
+
+
+def test_an_error_after_the_begin_of_a_reply_cuts_it() -> None:
+    """A second head would be a part of the first reply's body."""
+
+    async def broken(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"begin")
+        raise KeyError("secret")
+
+    async def test() -> bytes:
+        state = ServerState(ServerConfig(port=0), role=Role.ROUTER)
+        app = create_app(state, [web.get("/broken", broken)])
+        async with listening(state, app) as runner:
+            reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+            writer.write(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            found = await reader.read()
+            writer.close()
+        return found
+
+    found = asyncio.run(test())
+    assert found.endswith(b"\r\n\r\n5\r\nbegin\r\n")
 
 
 def test_an_internal_error_is_500_without_details() -> None:

@@ -119,6 +119,19 @@ def test_a_failed_pull_says_why(client: ollama.Client, server: RunningServer) ->
     assert list(json.loads(reply.raw.splitlines()[-1])) == ["error"]
 
 
+def test_an_unexpected_error_of_a_pull_is_a_line_of_its_stream(
+    client: ollama.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Path:
+        raise PermissionError("secret")
+
+    monkeypatch.setattr(pull, "find_model", broken)
+    with pytest.raises(ollama.ResponseError, match="internal error: the server's log"):
+        list(client.pull(MODEL, stream=True))
+    with pytest.raises(ollama.ResponseError, match="internal error: the server's log"):
+        client.pull(MODEL)
+
+
 def test_one_pull_at_a_time_and_a_client_that_leaves_ends_it(
     hub: FakeHub, server: RunningServer
 ) -> None:
