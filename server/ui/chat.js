@@ -120,6 +120,12 @@ export class Answer {
     this.abort.abort();
   }
 
+  // Stop, and store nothing more: the conversation is deleted.
+  drop() {
+    this.save = async () => {};
+    this.stop();
+  }
+
   // The model ends its reasoning at the next token.
   async skipReasoning() {
     await post("v1/chat/completions/control", { id: this.id, action: "reasoning_end" });

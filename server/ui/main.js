@@ -71,8 +71,8 @@ async function renamed(id, title) {
   drawTitle();
 }
 
-async function removed(id) {
-  runningIn(id)?.stop();
+function removed(id) {
+  runningIn(id)?.drop();
   if (conversation.id === id) show(tree.newConversation(freshSettings()));
 }
 

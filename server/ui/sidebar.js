@@ -137,8 +137,8 @@ export class Sidebar {
 
   remove(item) {
     confirm(`Delete “${item.title || "New conversation"}”?`, "Delete", async () => {
+      this.actions.removed(item.id); // first: what it stores later would stay
       await store.remove(item.id);
-      await this.actions.removed(item.id);
       await this.refresh();
       say("Deleted");
     });

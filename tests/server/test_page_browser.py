@@ -316,6 +316,21 @@ def test_conversations_are_kept_renamed_and_deleted(chat: Chat) -> None:
     assert chat.titles() == ["uno"]
 
 
+def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(chat: Chat) -> None:
+    browser = chat.browser
+    chat.type("endless text")
+    browser.press(ENTER)
+    browser.wait(
+        "document.querySelector('.message.busy .body > .markdown')?.textContent.length > 50"
+    )
+    choose(browser, "endless text", "Delete")
+    browser.click("dialog.ask button.danger")
+    browser.wait("document.querySelectorAll('.message').length === 0")
+    browser.wait("document.querySelectorAll('#conversations .open').length === 0")
+    chat.open(fresh=False).ready()
+    assert chat.titles() == []
+
+
 READ_AGAIN: Final = """
 new BroadcastChannel("lamella").postMessage("changed");
 setTimeout(arguments[0], 200);
