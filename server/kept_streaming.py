@@ -9,6 +9,7 @@ Tested by tests/server/test_http_kept_streams.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -16,7 +17,7 @@ from aiohttp import web
 from ..base.errors import CancelledError, RequestError
 from .bridge import Bridge, are_finished
 from .clients import client_of
-from .draining import RunningRequests
+from .draining import STOPPING, RunningRequests
 from .kept_streams import KeptStream
 from .replies import Replies
 from .state import STATE
@@ -59,39 +60,31 @@ async def kept_stream(request: web.Request, bridge: Bridge, replies: Replies) ->
     writing: asyncio.Task[None] | None = None
 
     def stop() -> None:
+        bridge.close()  # now: the handler may wait for a client that does not read
         if writing is not None:
             writing.cancel()
 
     kept = state.streams.keep(client_of(request), id, replies.content_type, stop)
     writing = asyncio.create_task(_write_events(request, bridge, replies, kept))
-    reader = Reader(request, kept)
+
+    def tell_end() -> None:
+        if kept.n_bytes and not kept.is_done:
+            kept.append(failure_bytes(request, replies, CancelledError(STOPPING)))
+            kept.end()
+
     try:
         with state.streams.reading(kept):
-            return await _pass_on(request, replies, reader)
+            return await Reader(request, kept, when_stopping=tell_end).pass_on()
     except (asyncio.CancelledError, ConnectionError):
         if state.running.is_cancelled:
             raise
         await wait_alone(writing, state.running)
         raise ConnectionResetError("the client is disconnected") from None
     finally:
+        if state.running.is_cancelled:
+            tell_end()  # to other readers
         writing.cancel()
         state.streams.finish(kept)
-
-
-async def _pass_on(request: web.Request, replies: Replies, reader: Reader) -> web.StreamResponse:
-    """Pass a stream on to the client that has begun it. If the server stops, it is told so."""
-    kept, running = reader.kept, request.app[STATE].running
-    try:
-        if not await kept.read(0):
-            raise kept.error or CancelledError("the stream was stopped")
-        return await reader.pass_on()
-    except asyncio.CancelledError:
-        stopping = running.cancelled_error()  # unless the client has disconnected
-        if not kept.n_bytes:
-            raise stopping from None
-        kept.append(failure_bytes(request, replies, stopping))
-        kept.end()
-        return await reader.pass_on()
 
 
 async def wait_alone(work: asyncio.Task[None], running: RunningRequests) -> None:
@@ -131,28 +124,54 @@ async def _write_events(
 class Reader:
     """Passes the bytes of a stream on to a client, from an offset on."""
 
-    def __init__(self, request: web.Request, kept: KeptStream, offset: int = 0) -> None:
-        self.kept = kept
+    def __init__(
+        self,
+        request: web.Request,
+        kept: KeptStream,
+        offset: int = 0,
+        when_stopping: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`when_stopping` is called if the server stops: it ends the stream, unless others do."""
+        self._kept = kept
         self._request = request
         self._offset = offset
+        self._when_stopping = when_stopping
         headers = {**STREAM_HEADERS, "Content-Type": kept.content_type}
         self._response = web.StreamResponse(headers=headers)
 
     async def pass_on(self) -> web.StreamResponse:
-        """Write bytes until the end of the stream.
+        """Write bytes until the end of the stream. The response starts with the first of them.
 
         Raises:
             ConnectionError: the client is disconnected, or has read so slowly that its next bytes
                 are gone.
+            Exception: why the stream ended before its first byte.
         """
-        await self._response.prepare(self._request)
         try:
-            while data := await self.kept.read(self._offset):
-                await write(self._request, self._response, data)
-                self._offset += len(data)
+            return await self._write_rest()
+        except asyncio.CancelledError:
+            stopping = self._request.app[STATE].running.cancelled_error()  # or the client is gone
+            self._when_stopping()
+            if not self._kept.n_bytes:
+                raise stopping from None
+            return await self._write_rest()
+
+    async def _write_rest(self) -> web.StreamResponse:
+        data = await self._next()
+        if not self._kept.n_bytes:
+            raise self._kept.error or CancelledError("the stream was stopped")
+        await self._response.prepare(self._request)
+        while data:
+            await write(self._request, self._response, data)
+            self._offset += len(data)
+            data = await self._next()
+        await self._response.write_eof()
+        return self._response
+
+    async def _next(self) -> bytes:
+        try:
+            return await self._kept.read(self._offset)
         except RequestError as error:
             if self._request.transport is not None:
                 self._request.transport.abort()
             raise ConnectionResetError(str(error)) from None
-        await self._response.write_eof()
-        return self._response

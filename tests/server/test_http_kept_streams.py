@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from http_world import Reply, RunningServer, eventually, make_model, running
 
 from lamella.runtime.instance import Instance
 from lamella.server.config import ServerConfig
+from lamella.server.kept_streams import KeptStream, KeptStreams
 from lamella.server.keys import Key
 
 BODY: dict[str, Any] = {"prompt": "a", "n_predict": 40, "ignore_eos": True, "seed": 1}
@@ -64,6 +65,12 @@ class World:
         client = socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Conversation-Id: {id}\r\n"
         client.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        return client
+
+    def attach(self) -> socket.socket:
+        """A client that reads the stream from its first byte on."""
+        client = socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
+        client.sendall(b"GET /v1/stream?conv_id=chat-1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         return client
 
     def get(self, id: str = "chat-1", at: int = 0, headers: dict[str, str] | None = None) -> Reply:
@@ -155,6 +162,7 @@ def test_delete_stops_a_generation(n_step: int) -> None:
             eventually(lambda: here.lookup("chat-1") != [])
             reply = here.server.call("DELETE", "/v1/stream?conv_id=chat-1")
             assert (reply.status, reply.raw) == (204, b"")
+            assert here.is_cancelled.is_set()
             here.go_on.set()
             eventually(lambda: here.n_running == 0)
             seen = b""
@@ -167,6 +175,27 @@ def test_delete_stops_a_generation(n_step: int) -> None:
         assert here.lookup("chat-1") == []
         assert here.get().status == 404
         assert here.server.call("DELETE", "/v1/stream?conv_id=chat-1").status == 204
+
+
+def test_a_stream_that_is_stopped_before_it_begins_has_no_other_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n_readers = threading.Semaphore(0)
+    reading = KeptStreams.reading
+
+    def counted(self: KeptStreams, stream: KeptStream) -> AbstractContextManager[None]:
+        n_readers.release()
+        return reading(self, stream)
+
+    monkeypatch.setattr(KeptStreams, "reading", counted)
+    with world(n_step=1) as here, closing(here.begin()) as first:
+        assert n_readers.acquire(timeout=WAIT_S)
+        with closing(here.attach()) as second:
+            assert n_readers.acquire(timeout=WAIT_S)
+            assert here.server.call("DELETE", "/v1/stream?conv_id=chat-1").status == 204
+            here.go_on.set()
+            for client in (first, second):
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 503")
 
 
 def test_a_stream_that_nobody_comes_back_for_is_cancelled() -> None:
@@ -285,3 +314,21 @@ def test_the_server_tells_the_client_that_it_stops(n_step: int) -> None:
             seen += part
     assert seen.startswith(b"HTTP/1.1 503" if n_step == 1 else b"HTTP/1.1 200")
     assert b"the server is stopping" in seen
+
+
+def test_the_server_tells_a_client_that_has_come_back_that_it_stops() -> None:
+    made = World(N_STEP)
+    with running(made.load) as server:
+        made.server = server
+        with closing(made.begin()) as first:
+            assert made.in_step.wait(WAIT_S)
+            assert first.recv(10)
+        client = made.attach()
+        seen = client.recv(10)
+        threading.Thread(target=made.go_on_when_cancelled).start()
+    with closing(client):
+        while part := client.recv(1 << 16):
+            seen += part
+    assert seen.startswith(b"HTTP/1.1 200")
+    assert b"the server is stopping" in seen
+    assert seen.endswith(b"\r\n0\r\n\r\n")

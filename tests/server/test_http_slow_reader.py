@@ -26,6 +26,7 @@ from lamella.server.config import ServerConfig
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it has no unix sockets")
 
 N_LONG = 3000  # its stream is larger than all buffers
+N_BUFFERS = 600_000  # bytes that are more than all buffers take
 FIELDS: dict[str, Any] = {
     "prompt": "abc",
     "temperature": 0,
@@ -56,14 +57,14 @@ def world_of(n_parallel: int) -> Iterator[World]:
             yield World(server, path)
 
 
-def unread(world: World, **fields: object) -> socket.socket:
-    """A client that has sent its request and reads nothing."""
+def unread(world: World, header: str = "", **fields: object) -> socket.socket:
+    """A client that has sent its request and reads nothing. `header`: one more, with its end."""
     raw = json.dumps(BODY | fields).encode()
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(WAIT_S)
     client.connect(world.path)
-    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
-    client.sendall(head.encode() + raw)
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\n{header}"
+    client.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
     return client
 
 
@@ -150,6 +151,20 @@ def test_a_slow_reader_that_disconnects_is_cancelled(world: World) -> None:
     with closing(unread(world)):
         wait_for_pause(world)
     eventually(lambda: engine.n_running == engine.n_waiting == 0)
+
+
+def test_a_kept_stream_of_a_slow_reader_can_be_stopped(world: World) -> None:
+    """Its generation does not pause, as the bytes are kept; only the connection waits."""
+
+    def n_kept() -> int:
+        found = world.server.ok("/v1/streams/lookup", conversation_ids=["chat"])
+        return sum(stream["total_bytes"] for stream in found)
+
+    with closing(unread(world, "X-Conversation-Id: chat\r\n", n_predict=15_000)):
+        eventually(lambda: n_kept() > N_BUFFERS)
+        assert world.running
+        assert world.server.call("DELETE", "/v1/stream?conv_id=chat").status == 204
+        eventually(lambda: not world.running)
 
 
 def test_several_texts_of_one_slow_reader(world: World) -> None:
