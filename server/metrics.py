@@ -69,6 +69,7 @@ class Metrics:
         self.t_start = time.time()
         self._state = state
         self._before = Counters()  # at the last request
+        self._model: ServedModel | None = None  # these are of; a server may open its model again
 
     def render(self) -> bytes:
         """Prometheus' text format, 0.0.4. Rates are averages since the last call."""
@@ -77,6 +78,8 @@ class Metrics:
     def _collected(self) -> Iterator[Metric | Distribution]:
         model = self._state.model
         if model is not None:
+            if model is not self._model:
+                self._model, self._before = model, Counters()
             now = replace(model.worker.counters)
             yield from _totals(now)
             yield from _rates(now, self._before)

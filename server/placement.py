@@ -25,14 +25,15 @@ class Placement:
 
     def __init__(self) -> None:
         self._making: asyncio.Task[bytes] | None = None
+        self._model: Instance | None = None  # it is of; a server may open its model again
 
     async def text(self, model: Instance) -> bytes:
         """The data of the page. Raises TimeoutError, and ClosedError if the engine is closed."""
-        making = self._making
+        making = self._making if self._model is model else None
         if making is None or (making.done() and (making.cancelled() or making.exception())):
             making = asyncio.create_task(asyncio.to_thread(_explained, model))
             making.add_done_callback(_seen)
-            self._making = making
+            self._making, self._model = making, model
         async with asyncio.timeout(N_SECONDS):
             return await asyncio.shield(making)
 

@@ -96,6 +96,20 @@ def test_the_model_is_opened_again_without_a_lost_machine(nodes: ToyNodes) -> No
         assert server.ok("/completion", **BODY)["content"] == text
 
 
+def test_what_is_told_of_the_model_is_of_the_open_one(nodes: ToyNodes) -> None:
+    served = Served(params())
+    with running(served, ServerConfig(port=0, metrics=True)) as server:
+        server.ok("/completion", **BODY)
+        assert b"ray:two/CPU" in server.get("/explain.json").raw
+        assert server.get("/metrics").status == 200
+        lose(nodes, 1)
+        served.wait(2, server)
+        assert b"ray:two/CPU" not in server.get("/explain.json").raw
+        lines = server.get("/metrics").raw.decode().splitlines()
+        values = [line.rpartition(" ")[2] for line in lines if not line.startswith("#")]
+        assert min(map(float, values)) >= 0
+
+
 def test_a_machine_whose_worker_died_is_used_again(nodes: ToyNodes) -> None:
     served = Served(params(tensor_split=(1.0, 1.0)))
     with running(served) as server:
