@@ -7,7 +7,6 @@ clients name them. Tested by tests/server/test_http_slots.py.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -22,11 +21,12 @@ from ..runtime.engine.slots import SlotContent
 from ..runtime.instance import Instance
 from ..runtime.saved_prefix import forget_prefix, restore_prefix, save_prefix
 from .bodies import work_on_body
-from .clients import salt_of
+from .clients import client_of, salt_of
 from .parsing import parse_body
 from .routes import json_response, text_model
 from .schema import Body
 from .state import STATE
+from .threads import in_turn
 
 T = TypeVar("T")
 
@@ -74,16 +74,22 @@ async def act(request: web.Request) -> web.Response:
 
 async def _erase(request: web.Request, model: Instance, slot: int, salt: str) -> int:
     last = model.engine.slots.last
-    if slot not in last or last[slot].identity.salt != salt:
-        return 0
-    content = last.pop(slot)
-    return await _alone(request, lambda: forget_prefix(model, *content))
+
+    def work() -> int:
+        content = last.get(slot)
+        if content is None or content.identity.salt != salt:
+            return 0
+        last.pop(slot, None)
+        return forget_prefix(model, *content)
+
+    return await _alone(request, work)
 
 
 async def _alone(request: web.Request, work: Callable[[], T]) -> T:
-    """The result of work on a thread, of one request at a time: it may copy gigabytes."""
-    async with request.app[STATE].slot_files:
-        return await asyncio.to_thread(work)
+    """The result of work on a thread, of one request at a time: it may copy gigabytes. If the
+    client disconnects, others wait for it all the same."""
+    turns = request.app[STATE].slot_files
+    return await in_turn(turns, client_of(request), work, rest=lambda: 0.0)
 
 
 def _slot(request: web.Request, model: Instance) -> int:

@@ -86,7 +86,7 @@ class ServerState:
         self.writers = Turns(2)  # of making the JSON of whole replies, piece by piece
         self.pace = RequestPace()
         self.prompts = PromptLog(config.log_prompts_dir) if config.log_prompts_dir else None
-        self.slot_files = asyncio.Lock()  # one is written or read at a time
+        self.slot_files = Turns()  # of work on saved slots: one is written or read at a time
         self.discards = Turns()  # of bodies of refused requests
         self.traces: Traces | None = None  # with --otel, while the server runs
         self.models_lock = threading.Lock()  # of work that changes the downloaded models

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_context import WAIT_S
 from http_world import Reply, RunningServer, make_model, running
 from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.graph import GGMLType
 from lamella.runtime.open import open_instance
+from lamella.runtime.saved_prefix import Saved
+from lamella.server import routes_slots
 from lamella.server.config import ServerConfig
 from lamella.server.keys import Key
 
@@ -77,6 +82,36 @@ def test_a_saved_slot_is_reused_after_a_restart(start: Start) -> None:
         assert act(server, 0, "erase").json == {"id_slot": 0, "n_erased": n}
         assert act(server, 0, "erase").json == {"id_slot": 0, "n_erased": 0}
         assert server.ok("/completion", **ASKED)["timings"]["cache_n"] == 0
+
+
+def test_a_client_that_leaves_does_not_let_others_save_at_the_same_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads are few: all requests need one."""
+    begun, goes_on, n_at_once = threading.Semaphore(0), threading.Event(), list[int]()
+    running_now = set[int]()
+
+    def slow(*_: object) -> Saved:
+        running_now.add(threading.get_ident())
+        n_at_once.append(len(running_now))
+        begun.release()
+        assert goes_on.wait(WAIT_S)
+        running_now.discard(threading.get_ident())
+        return Saved([], 0)
+
+    monkeypatch.setattr(routes_slots, "save_prefix", slow)
+    with start() as server:
+        server.ok("/completion", **ASKED)
+        raw = json.dumps({"filename": "a"})
+        with closing(server.connect()) as first:
+            first.request("POST", "/slots/1?action=save", raw)
+            assert begun.acquire(timeout=WAIT_S)
+        with closing(server.connect()) as second:
+            second.request("POST", "/slots/1?action=save", raw)
+            begun.acquire(timeout=0.5)
+            goes_on.set()
+            assert second.getresponse().status == 200
+    assert n_at_once == [1, 1]
 
 
 def test_streams_name_their_slot(server: RunningServer) -> None:
