@@ -29,6 +29,7 @@ N_REPLY_SECONDS: Final = 2.0  # for a question that takes no work
 N_SILENT_SECONDS: Final = 600.0  # of one that plans or loads; then it hangs
 N_SETTLE_SECONDS: Final = 0.5
 N_CONNECT_SECONDS: Final = 10.0
+N_GET_SECONDS: Final = 10.0  # for a short reply
 ORIGIN: Final = "http://model"  # of its URLs; the socket decides what they reach
 
 
@@ -108,10 +109,12 @@ class Child:
         return 0
 
     async def get(self, path: str) -> Any:
-        """The JSON reply to a request. Raises UnavailableError."""
+        """The JSON reply to a request that takes no work. Raises UnavailableError."""
         try:
-            async with self.session.get(ORIGIN + path) as response:
+            async with asyncio.timeout(N_GET_SECONDS), self.session.get(ORIGIN + path) as response:
                 return json.loads(await response.read())
+        except TimeoutError:
+            raise self.ended_error(f"no reply within {N_GET_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self.ended_error(error) from None
 

@@ -354,13 +354,15 @@ class Fleet:
                     self._let_sleep(member)
 
     def _let_sleep(self, member: Member) -> None:
-        log.info('"%s" sleeps: its time without requests is over', member.name)
-        self._spawn(self._sleep(member))
+        if member.falling_asleep is None or member.falling_asleep.done():
+            log.info('"%s" sleeps: its time without requests is over', member.name)
+            member.falling_asleep = self._spawn(self._sleep(member))
 
     async def _sleep(self, member: Member) -> None:
         """Take a model out of memory, and keep what its clients may ask while it sleeps."""
         if member.child is not None:
-            member.props = await member.child.get("/props")
+            with suppress(UnavailableError):  # one that hangs leaves, too
+                member.props = await member.child.get("/props")
         if member.is_idle:
             self._stop(member, State.SLEEPING)
 

@@ -40,6 +40,7 @@ class Member:
         child: its process, while there is one.
         loading: the task that loads it.
         stopping: the task that ends its last process.
+        falling_asleep: the task that last took it out of memory as it was idle.
         n_running: requests that use it or wait for it.
         t_used: when the last one ended, by the monotonic clock.
         t_loaded: when it was loaded.
@@ -59,6 +60,7 @@ class Member:
     child: Child | None = None
     loading: asyncio.Task[None] | None = None
     stopping: asyncio.Task[None] | None = None
+    falling_asleep: asyncio.Task[None] | None = None
     n_running: int = 0
     t_used: float = 0.0
     t_loaded: float = 0.0

@@ -364,6 +364,25 @@ def test_idle_models_sleep_until_the_next_request(
     run(test())
 
 
+def test_an_idle_model_that_hangs_leaves_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "N_SWEEP_SECONDS", 0.02)
+    monkeypatch.setattr(child_module, "N_GET_SECONDS", 0.3, raising=False)
+
+    async def test() -> None:
+        async with world(tmp_path, model("a", sleep_idle_seconds=0, stop_timeout=1)) as w:
+            async with w.fleet.use(w["a"]) as child:
+                os.kill(child.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.2)
+            assert len(w.fleet._tasks) <= 3, "it is asked again and again"
+            await w.until(lambda: w["a"].state is State.SLEEPING)
+            await w.until(lambda: child.exit_code == -signal.SIGKILL)
+            (tmp_path / "a").unlink()
+
+    run(test())
+
+
 def test_polls_do_not_keep_a_model_awake(tmp_path: Path) -> None:
     async def test() -> None:
         async with world(tmp_path, model("a")) as w:
