@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -35,7 +35,7 @@ from ..routes_streams import STREAM_PATH, asked_id
 from ..state import STATE, own_path
 from ..writing import write
 from .body import is_empty_in, model_in, scalar_in
-from .child import ORIGIN, Child
+from .child import N_GET_SECONDS, ORIGIN, Child
 from .member import Member, State
 from .router import ROUTER
 
@@ -148,13 +148,15 @@ def _is_kept(request: web.Request) -> bool:
 
 async def _ask_all(request: web.Request) -> web.StreamResponse:
     """Pass on a request for something that a model keeps to the one that has it."""
-    for member in request.app[ROUTER].fleet:
-        if member.state is State.LOADED:
-            async with AsyncExitStack() as stack:
+    for member in _loaded(request):
+        async with AsyncExitStack() as stack:
+            try:
                 child = await _enter(stack, request, member)
                 reply = await _send(stack, request, child, b"")
-                if reply.status != web.HTTPNotFound.status_code:
-                    return await _pass_back(request, child, reply)
+            except UnavailableError:
+                continue  # what it had is gone with it
+            if reply.status != web.HTTPNotFound.status_code:
+                return await _pass_back(request, child, reply)
     id = request.match_info.get("id") or request.query.get("conv_id", "")
     raise web.HTTPNotFound(text=f"no loaded model has {id[:200]!r}")
 
@@ -164,25 +166,39 @@ async def lookup_streams(request: web.Request) -> web.StreamResponse:
     with request.app[STATE].bodies.body(client_of(request)) as held:
         raw = await read_body(request, held)
     found: list[Any] = []
-    for member in request.app[ROUTER].fleet:
-        if member.state is State.LOADED:
-            async with AsyncExitStack() as stack:
-                child = await _enter(stack, request, member)
-                reply = await _send(stack, request, child, raw)
-                if reply.status != web.HTTPOk.status_code:
-                    return await _pass_back(request, child, reply)
-                found += json.loads(await reply.read())
+    for status, body in await _asked_each(request, raw):
+        if status != web.HTTPOk.status_code:  # the same of all: the request is wrong
+            return web.Response(status=status, body=body, content_type="application/json")
+        found += json.loads(body)
     return json_response(found)
 
 
 async def stop_stream(request: web.Request) -> web.StreamResponse:
     """Stop a stream that a loaded model may keep."""
     asked_id(request)
-    for member in request.app[ROUTER].fleet:
-        if member.state is State.LOADED:
-            async with AsyncExitStack() as stack:
-                await _send(stack, request, await _enter(stack, request, member), b"")
+    await _asked_each(request, b"")
     return web.Response(status=web.HTTPNoContent.status_code)
+
+
+def _loaded(request: web.Request) -> Iterator[Member]:
+    """The models that are loaded when their turn comes."""
+    return (one for one in request.app[ROUTER].fleet if one.state is State.LOADED)
+
+
+async def _asked_each(request: web.Request, raw: bytes) -> list[tuple[int, bytes]]:
+    """The statuses and bodies of the short replies of all loaded models. One that has ended, or
+    does not reply in time, is left out. It stays in memory no longer for that."""
+
+    async def ask(member: Member) -> tuple[int, bytes] | None:
+        with suppress(UnavailableError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(N_GET_SECONDS), AsyncExitStack() as stack:
+                child = await _enter(stack, request, member, is_work=False)
+                reply = await _send(stack, request, child, raw)
+                return reply.status, await reply.read()
+        return None
+
+    found = await asyncio.gather(*map(ask, _loaded(request)))
+    return [reply for reply in found if reply is not None]
 
 
 async def _enter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from lamella.server.app import SERVED, create_app, listening
 from lamella.server.broken_streams import EVENTS, LINES, WholeEvents
 from lamella.server.config import ServerConfig
 from lamella.server.listening import urls
+from lamella.server.router import forward
 from lamella.server.router.config import RouterConfig
 from lamella.server.router.fleet import Fleet
 from lamella.server.router.member import State
@@ -51,36 +52,70 @@ def test_a_long_event_takes_linear_time() -> None:
     assert len(whole.add(b"\n\n")) == 20_000_002
 
 
-class OneModel:
-    """A fleet of one model, whose process answers each request with the begin of a stream, and
-    ends."""
+def reply(content_type: str, body: bytes, *, is_whole: bool = True) -> bytes:
+    """The bytes of a reply in one chunk; its end is missing unless it `is_whole`."""
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n"
+    chunk = b"\r\n%x\r\n%b\r\n" % (len(body), body)
+    return head.encode() + chunk + (b"0\r\n\r\n" if is_whole else b"")
 
-    def __init__(self, socket: str, content_type: str, begin: bytes) -> None:
-        self.socket = socket
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n"
-        self.reply = head.encode() + b"\r\n%x\r\n%b\r\n" % (len(begin), begin)
+
+class Models:
+    """A fleet of loaded models. Each answers all requests with its bytes, and closes the
+    connection; with None it does not answer."""
+
+    def __init__(self, folder: Path, replies: Mapping[str, bytes | None]) -> None:
+        self.folder, self.replies = folder, replies
+        self.n_work = 0  # requests that count as work
 
     def __iter__(self) -> Iterator[Any]:
-        yield SimpleNamespace(name="one", state=State.LOADED)
-
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(self.reply)
-        await writer.drain()
-        writer.close()
+        return iter([SimpleNamespace(name=name, state=State.LOADED) for name in self.replies])
 
     @asynccontextmanager
-    async def use(self, *_: object, **__: object) -> AsyncIterator[Any]:
+    async def use(self, member: Any, *, is_work: bool, **_: object) -> AsyncIterator[Any]:
+        socket, bytes = str(self.folder / member.name), self.replies[member.name]
+        self.n_work += is_work
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            if bytes is None:
+                await reader.read()
+            writer.write(bytes or b"")
+            await writer.drain()
+            writer.close()
+
         async def settled() -> None:
             pass
 
-        connector = aiohttp.UnixConnector(self.socket)
         async with (
-            await asyncio.start_unix_server(self.answer, self.socket),
-            aiohttp.ClientSession(connector=connector) as session,
+            await asyncio.start_unix_server(answer, socket),
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket)) as session,
         ):
             error = UnavailableError("the process is gone")
-            yield SimpleNamespace(session=session, settled=settled, ended_error=lambda cause: error)
+            yield SimpleNamespace(session=session, settled=settled, ended_error=lambda _: error)
+
+
+def ask(models: Models, *requests: tuple[str, str, Any]) -> list[tuple[int, bytes]]:
+    """The replies of a router of these models, each a status and a body."""
+
+    async def test() -> list[tuple[int, bytes]]:
+        config = ServerConfig(port=0)
+        state = ServerState(config, role=Role.ROUTER)
+        app = create_app(state, [*router_routes(SERVED, routes_missing.ROUTES)], home)
+        app[ROUTER] = Router(
+            fleet=cast(Fleet, models),
+            config=RouterConfig(),
+            find_presets=lambda: (),
+            is_single=len(models.replies) == 1,
+        )
+        found = []
+        async with listening(state, app) as runner, aiohttp.ClientSession() as client:
+            url = next(iter(urls(runner.addresses, config)))
+            for method, path, body in requests:
+                async with client.request(method, url + path, json=body) as response:
+                    found.append((response.status, await response.read()))
+        return found
+
+    return asyncio.run(test())
 
 
 @pytest.mark.parametrize(
@@ -93,18 +128,24 @@ class OneModel:
 def test_the_error_of_a_stream_that_breaks_off_follows_whole_events(
     path: str, content_type: str, begin: bytes, whole: bytes, tmp_path: Path
 ) -> None:
-    async def test() -> bytes:
-        config = ServerConfig(port=0)
-        state = ServerState(config, role=Role.ROUTER)
-        app = create_app(state, [*router_routes(SERVED, routes_missing.ROUTES)], home)
-        fleet = cast(Fleet, OneModel(str(tmp_path / "model.sock"), content_type, begin))
-        options = {"config": RouterConfig(), "find_presets": lambda: (), "is_single": True}
-        app[ROUTER] = Router(fleet=fleet, **cast(Any, options))
-        async with listening(state, app) as runner, aiohttp.ClientSession() as client:
-            url = next(iter(urls(runner.addresses, config)))
-            async with client.post(url + path, json={"prompt": "a", "messages": []}) as reply:
-                return await reply.read()
-
-    found = asyncio.run(test())
+    models = Models(tmp_path, {"one": reply(content_type, begin, is_whole=False)})
+    ((_, found),) = ask(models, ("POST", path, {"prompt": "a", "messages": []}))
     assert found.startswith(whole)
     assert b"the process is gone" in found
+
+
+def test_kept_streams_are_found_beside_models_that_hang_or_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "N_GET_SECONDS", 0.5)
+    good = reply("application/json", b'[{"conversation_id": "x"}]')
+    models = Models(tmp_path, {"ended": b"", "hangs": None, "good": good})
+    lookup = {"conversation_ids": ["x"]}
+    assert ask(
+        models,
+        ("POST", "/v1/streams/lookup", lookup),
+        ("DELETE", "/v1/stream?conv_id=x", None),
+    ) == [(200, b'[{"conversation_id": "x"}]'), (204, b"")]
+    assert models.n_work == 0, "models that are only asked may sleep"
+    models = Models(tmp_path, {"ended": b"", "good": reply(EVENTS, b"data: 1\n\n")})
+    assert ask(models, ("GET", "/v1/stream?conv_id=x", None)) == [(200, b"data: 1\n\n")]
