@@ -25,6 +25,9 @@ N_READ: Final = 64 * 1024  # bytes of one read
 MODEL_MARK: Final = "::"  # llama-server's page adds it and a model's name to ids
 
 
+def _nothing() -> None: ...
+
+
 class KeptStream:
     """The bytes of a stream. All offsets count from its first byte.
 
@@ -174,6 +177,7 @@ class KeptStreams:
         """End a stream, and free the memory that it does not need. One that has failed before its
         first byte is forgotten."""
         stream.end()
+        stream.stop = _nothing  # else it would keep what its generation had
         if stream.error is not None:
             self.remove(stream)
         elif stream.reserved is not None:

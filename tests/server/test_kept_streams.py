@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -49,6 +50,24 @@ def test_a_reader_gets_what_it_missed_and_what_follows() -> None:
         assert await rest(stream, 13) == b""
         with pytest.raises(RequestError, match=r'"from" is 14: this stream has 13 bytes'):
             stream.check(14)
+
+    in_loop(test)
+
+
+def test_a_stream_that_has_ended_keeps_nothing_of_its_generation() -> None:
+    class Generation:
+        def stop(self) -> None:
+            raise AssertionError("it has ended")
+
+    async def test() -> None:
+        generation = Generation()
+        known, kept = weakref.ref(generation), streams()
+        stream = kept.keep("a", "id", "text/plain", generation.stop)
+        stream.append(b"one")
+        del generation
+        kept.finish(stream)
+        assert known() is None
+        kept.remove(stream)
 
     in_loop(test)
 
