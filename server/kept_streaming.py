@@ -9,6 +9,7 @@ Tested by tests/server/test_http_kept_streams.py.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,7 @@ from .clients import client_of
 from .draining import STOPPING, RunningRequests
 from .kept_streams import KeptStream
 from .replies import Replies
+from .request_log import record_of
 from .state import STATE
 from .streaming import (
     STREAM_HEADERS,
@@ -67,9 +69,10 @@ async def kept_stream(request: web.Request, bridge: Bridge, replies: Replies) ->
     kept = state.streams.keep(client_of(request), id, replies.content_type, stop)
     writing = asyncio.create_task(_write_events(request, bridge, replies, kept))
 
-    def tell_end() -> None:
+    def tell_end(why: str = STOPPING) -> None:
+        """Say to all readers why the stream ends before its generation."""
         if kept.n_bytes and not kept.is_done:
-            kept.append(failure_bytes(request, replies, CancelledError(STOPPING)))
+            kept.append(failure_bytes(request, replies, CancelledError(why)))
             kept.end()
 
     try:
@@ -78,24 +81,34 @@ async def kept_stream(request: web.Request, bridge: Bridge, replies: Replies) ->
     except (asyncio.CancelledError, ConnectionError):
         if state.running.is_cancelled:
             raise
-        await wait_alone(writing, state.running)
+        n_seconds = state.config.request_timeout
+        await wait_alone(
+            writing, state.running, n_seconds and record_of(request).t_start + n_seconds
+        )
+        if not writing.done():
+            tell_end(f"the request took longer than {n_seconds} s (--request-timeout)")
         raise ConnectionResetError("the client is disconnected") from None
     finally:
         if state.running.is_cancelled:
-            tell_end()  # to other readers
+            tell_end()
         writing.cancel()
         state.streams.finish(kept)
 
 
-async def wait_alone(work: asyncio.Task[None], running: RunningRequests) -> None:
-    """Wait until the work of a handler ends whose client has disconnected. Raises CancelledError if
-    the server stops."""
+async def wait_alone(
+    work: asyncio.Task[None], running: RunningRequests, t_end: float = 0.0
+) -> None:
+    """Wait until the work of a handler ends whose client has disconnected, at most until `t_end` of
+    `time.perf_counter`; 0: no limit. Raises CancelledError if the server stops."""
     task = asyncio.current_task()
     assert task is not None, "a request has no task"
     task.uncancel()
     while not work.done():
+        n_seconds = t_end - time.perf_counter() if t_end else None
+        if n_seconds is not None and n_seconds <= 0:
+            return
         try:
-            await asyncio.wait({work})
+            await asyncio.wait({work}, timeout=n_seconds)
         except asyncio.CancelledError:  # an aborted connection tells so a little later
             if running.is_cancelled:
                 raise

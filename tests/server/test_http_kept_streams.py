@@ -208,6 +208,22 @@ def test_a_stream_that_nobody_comes_back_for_is_cancelled() -> None:
         assert len(here.context.steps) < 40
 
 
+def test_a_stream_without_its_client_has_the_time_of_a_request() -> None:
+    with world(request_timeout=1) as here:
+        with closing(here.begin(n_predict=400)) as first:
+            assert first.recv(10)
+        with closing(here.attach()) as second:
+            assert here.is_cancelled.wait(WAIT_S)
+            here.go_on.set()
+            seen = b""
+            while b"\r\n0\r\n" not in seen:
+                part = second.recv(1 << 16)
+                assert part, seen
+                seen += part
+        assert b"longer than 1 s (--request-timeout)" in seen
+        assert len(here.context.steps) < 40
+
+
 def test_without_the_header_or_the_time_a_stream_ends_with_its_client() -> None:
     with world(stream_timeout=0) as here:
         with closing(here.begin(n_predict=400)):
