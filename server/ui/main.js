@@ -118,9 +118,9 @@ async function run(message, isMore = false) {
   say(message.error ? "The answer failed" : `The answer is complete${message.stats ? `: ${count(message.stats.predicted, "token")}` : ""}`);
 }
 
-// Store a conversation while it changes, unless it was deleted meanwhile.
+// Store a conversation while it changes, unless it was deleted meanwhile, perhaps in another tab.
 async function kept(asked, message) {
-  if (asked.messages[message.id] && (sidebar.items.some(({ id }) => id === asked.id) || asked === conversation)) await save(asked);
+  if (asked.messages[message.id] && sidebar.items.some(({ id }) => id === asked.id)) await save(asked);
 }
 
 const actions = {

@@ -331,6 +331,31 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(chat:
     assert chat.titles() == []
 
 
+REMOVE_ELSEWHERE: Final = """
+import("/ui/store.js").then(async (store) => {
+  for (const { id } of await store.list()) await store.remove(id);
+  new BroadcastChannel("lamella").postMessage("changed");
+  arguments[0]();
+});
+"""
+
+
+def test_a_conversation_that_another_tab_deletes_stays_deleted(chat: Chat) -> None:
+    browser = chat.browser
+    chat.type("endless text")
+    browser.press(ENTER)
+    browser.wait(
+        "document.querySelector('.message.busy .body > .markdown')?.textContent.length > 50"
+    )
+    browser.driver.execute_async_script(REMOVE_ELSEWHERE)
+    browser.wait("document.querySelectorAll('#conversations .open').length === 0")
+    browser.press(ESCAPE)
+    chat.answer()
+    browser.wait("document.getElementById('announcer').textContent.includes('complete')")
+    chat.open(fresh=False).ready()
+    assert chat.titles() == []
+
+
 READ_AGAIN: Final = """
 new BroadcastChannel("lamella").postMessage("changed");
 setTimeout(arguments[0], 200);
