@@ -14,6 +14,7 @@ import signal
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -112,6 +113,8 @@ class Child:
         """The JSON reply to a request that takes no work. Raises UnavailableError."""
         try:
             async with asyncio.timeout(N_GET_SECONDS), self.session.get(ORIGIN + path) as response:
+                if response.status != HTTPStatus.OK:
+                    raise self.ended_error(f"status {response.status}")
                 return json.loads(await response.read())
         except TimeoutError:
             raise self.ended_error(f"no reply within {N_GET_SECONDS:g} s") from None

@@ -5,7 +5,8 @@
 
 All such processes share a memory of LIMIT bytes: each that is loaded has a file in FOLDER with its
 BYTES. FAULT makes it fail: "start" (ends at once), "plan" (reports an error), "load" (ends while it
-loads), "slow" (loads until it is ended), "download" (is never ready), "hang" (does not answer).
+loads), "slow" (loads until it is ended), "download" (is never ready), "hang" (does not answer),
+"stop" (is about to end when it has loaded).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(folder: Path, limit: int, name: str, n_bytes: int, socket: str, fault: 
 
         def do_GET(self) -> None:
             body = json.dumps({"data": [{"id": name, "meta": {"size": n_bytes}}]}).encode()
-            self.send_response(200)
+            self.send_response(503 if fault == "stop" else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -239,9 +239,12 @@ def test_a_model_that_never_fits_is_refused_and_the_others_leave(tmp_path: Path)
         ("start", "has ended with status 7", 7),
         ("plan", "cannot be loaded: no such file", 1),
         ("load", "was ended by SIGKILL: out of memory?", -9),
+        ("stop", '"a" does not answer: status 503', None),
     ],
 )
-def test_a_model_that_cannot_be_loaded(tmp_path: Path, fault: str, cause: str, status: int) -> None:
+def test_a_model_that_cannot_be_loaded(
+    tmp_path: Path, fault: str, cause: str, status: int | None
+) -> None:
     async def test() -> None:
         async with world(tmp_path, model("a", fault=fault), model("b")) as w:
             with pytest.raises(UnavailableError, match=cause):
