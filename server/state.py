@@ -96,10 +96,10 @@ class ServerState:
 
     @property
     def engine_trouble(self) -> str:
-        """Why the engine can answer no request; "" if it can, or if there is none yet."""
-        return (
-            "" if self.model is None else self.model.worker.pulse.trouble(self.config.step_timeout)
-        )
+        """Why the engine can answer no request; "" if it can, or if there is none yet. Any thread
+        may ask."""
+        model = self.model  # which may be closed now, to be opened again
+        return "" if model is None else model.worker.pulse.trouble(self.config.step_timeout)
 
     async def load(self, load: Callable[[], ServedModel]) -> None:
         """Call `load` in a thread of its own. Raises what `load` raises."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from fake_context import WAIT_S
 
+from lamella.runtime.engine.pulse import Pulse
 from lamella.server import watchdog
+from lamella.server.config import ServerConfig
+from lamella.server.state import ServedModel, ServerState
 from lamella.server.watchdog import TICK_SECONDS, Patience, exit_after, watching
 
 
@@ -70,3 +74,19 @@ def test_it_is_off() -> None:
     n = threading.active_count()
     with watching(0, lambda: "dead"):
         assert threading.active_count() == n
+
+
+def test_it_outlives_a_model_that_is_closed_to_be_opened_again() -> None:
+    """The event loop may take the model away between any two looks of the watchdog's thread."""
+    served = SimpleNamespace(worker=SimpleNamespace(pulse=Pulse()))
+    looks = iter([served])
+
+    class Closing(ServerState):
+        @property
+        def model(self) -> ServedModel | None:
+            return cast(ServedModel | None, next(looks, None))
+
+        @model.setter
+        def model(self, model: ServedModel | None) -> None: ...
+
+    assert Closing(ServerConfig()).engine_trouble == ""
