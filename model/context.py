@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from ..alloc.buffer import buffer_of
+from ..base.errors import StrictError
+from ..base.settings import NO_FEED
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from .batch import Batch, UBatch, cut_batch
@@ -26,6 +28,11 @@ from .graphs import DecodeGraph
 from .kv_context import F32Array, KVContext
 from .outputs import Row, Rows, TopResults, TopRows, top_size
 from .strict import NanFinder, have_nan, raise_nan
+
+NOT_KNOWN: Final = (
+    "logits are NaN: the next step has changed the states or the pages that they depend on, so the "
+    f"first node with a NaN is not known; {NO_FEED.name}=1 finds it"
+)
 
 
 class Prepared(NamedTuple):
@@ -217,6 +224,8 @@ class Context(KVContext):
             run.tokens[0] = int(ids[0])
         if self.strict and have_nan(rows):
             self.synchronize()
+            if self.pool.slots is not None or self.pool.gives_back:
+                raise StrictError(NOT_KNOWN)
             self._check(rows, ubatch, graph)
         return rows
 
