@@ -13,8 +13,8 @@ from fuzz_target import Outcome, corpus, mutated
 from lamella.base.errors import ModelFileError, RequestError
 from lamella.model.arch import open_architecture
 from lamella.model.chat.template import model_template
+from lamella.model.file_weights import find_weights
 from lamella.model.gguf import Array, GGUFFile, open_gguf
-from lamella.model.loader import find_weights
 from lamella.model.vocab import load_vocab
 
 CPU_SECONDS: Final = 10.0

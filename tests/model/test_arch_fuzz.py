@@ -17,10 +17,10 @@ from gguf_files import Typed, layout
 
 from lamella.base.errors import ModelFileError, UnsupportedModelError
 from lamella.model.arch import open_architecture
+from lamella.model.file_weights import find_weights
 from lamella.model.gguf import Array, GGUFFile, Metadata, open_gguf
 from lamella.model.gguf.value_type import GGUFValueType
 from lamella.model.keys import Keys
-from lamella.model.loader import find_weights
 
 ARRAY, I64, F64 = GGUFValueType.ARRAY, GGUFValueType.INT64, GGUFValueType.FLOAT64
 N_CASES, N_CASES_FULL = 5, 9  # for each architecture, of each kind

@@ -15,8 +15,8 @@ from vocab_makers import BYTE_TOKENS, HEAD, N, metadata
 
 from lamella.base.errors import LamellaError, ModelFileError, RequestError
 from lamella.model.arch import open_architecture
+from lamella.model.file_weights import find_weights
 from lamella.model.gguf import GGUFFile, open_gguf
-from lamella.model.loader import find_weights
 from lamella.model.vocab import load_vocab, vocab
 
 F32_BYTES = 4
