@@ -153,6 +153,8 @@ def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
         "displaced": summary(plan.displaced),
         "params": _params(plan),
         "overrides": [asdict(override) for override in plan.overrides],
+        "shared": [asdict(shared) for shared in plan.shared],
+        "copied": list(plan.copied),
         "choice": plan.choice,
         "reduced": plan.is_reduced,
         "notes": list(plan.notes),

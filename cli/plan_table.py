@@ -189,6 +189,11 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
             f"{size_text(o.n_bytes)}"
             for o in plan.overrides
         ],
+        "shared": [
+            f"{weight.name}: the model's, {size_text(weight.n_bytes)} in {weight.buffer_type}"
+            for weight in plan.shared
+        ],
+        "copied": list(plan.copied),
         "choice": [plan.choice] if plan.choice else [],
         "note": list(plan.notes),
         **_caveats(plan),

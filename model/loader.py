@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -57,6 +58,8 @@ class LoadedModel:
         input: the device of the embeddings.
         adapters: the LoRA adapters that were loaded with it.
         control: the control vectors that were loaded with it.
+        shared: the names of weights that are in the memory of another model, see `share_weights`.
+        copied: for each other weight that this model has too, why it was loaded again.
         devices: the devices in use, in the order of `Placement.devices`; the CPU is always last.
     """
 
@@ -81,6 +84,8 @@ class LoadedModel:
         self.memory = memory
         self.adapters = Adapters()
         self.control = Control()
+        self.shared: frozenset[str] = frozenset()
+        self.copied: dict[str, str] = {}
         self.layers = layer_devices(self.hp.n_layer, placement)
         self.input = input_device(self.layers, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
@@ -89,6 +94,8 @@ class LoadedModel:
         used.update(d for d in placement.devices if d.host_buffer_type in bufts)
         self.devices = (*(d for d in placement.devices if d in used), placement.cpu)
         self._buffers: list[Buffer] = []
+        self._borrowers: WeakSet[LoadedModel] = WeakSet()  # models that use its weights
+        self._lender: LoadedModel | None = None
 
     def kv_home(self, il: int) -> Device:
         """Return the device that holds the keys and values of layer `il`.
@@ -114,10 +121,22 @@ class LoadedModel:
         return tuple(self._buffers)
 
     def free(self) -> None:
-        """Free the weights' memory. May be called again."""
+        """Free the weights' memory. May be called again. Models that use it must be free before."""
+        assert not self._borrowers, f"{self.path}: a block still uses the weights"
+        if self._lender is not None:
+            self._lender._borrowers.discard(self)
+        self._free_buffers()
+
+    def _free_buffers(self) -> None:
         for buffer in self._buffers:
             buffer.free()
         self._buffers = []
+
+    def _borrow(self, lender: LoadedModel, weights: SharedWeights) -> None:
+        """Use weights of another model, which must live longer."""
+        self.shared, self.copied = frozenset(weights.homes), weights.copied
+        self._lender = lender
+        lender._borrowers.add(self)
 
     def __enter__(self) -> LoadedModel:
         return self
@@ -135,14 +154,15 @@ def load_model(
     check_tensors: bool = False,
     adapters: Sequence[AdapterFile] = (),
     control: ControlFiles = NO_CONTROL,
-    block: bool = False,
+    block_of: LoadedModel | None = None,
 ) -> LoadedModel:
     """Load a model and place its weights by the rules of `placement`.
 
     `progress` is called before the first copy and about 100 times more, with the bytes copied so
     far and the total. `overrides` replace metadata: see `open_gguf`. `check_tensors`: check first
     that all weights are finite. `adapters` are LoRA adapters for sequences to use, `control`
-    control vectors for all of them. `block`: load what `open_block` returns.
+    control vectors for all of them. `block_of`: load the file's block that guesses for this loaded
+    model, see `open_block`. It uses the model's weights where it can, see `share_weights`.
 
     Raises:
         ModelFileError: the file is missing or broken, or a tensor is missing or has a shape that
@@ -156,7 +176,7 @@ def load_model(
         if check_tensors:
             _check_finite(file)
         model, sources = place_model(
-            file, placement, adapters=adapters, control=control, block=block
+            file, placement, adapters=adapters, control=control, block_of=block_of
         )
         try:
             _fill(file, sources, model, progress)
@@ -174,19 +194,24 @@ def place_model(
     memory: Memory = REAL_MEMORY,
     adapters: Sequence[AdapterFile] = (),
     control: ControlFiles = NO_CONTROL,
-    block: bool = False,
+    block_of: LoadedModel | None = None,
 ) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
-    """Place and allocate the model of an open file, without copying the weights' data.
+    """Place and allocate the model of an open file, or its block, without copying data.
 
     Returns:
-        The model, and the source of each weight in the file.
+        The model, and the source of each weight to copy from the file.
     """
-    arch = open_block(file) if block else open_architecture(file)
+    arch = open_architecture(file) if block_of is None else open_block(file)
     specs = arch.weights()
     found = find_weights(file, specs, arch.ignores)
     homes = place(file.path, arch.hp, {w.spec: w.type for w in found}, placement)
-    model = LoadedModel(file, arch, homes, placement, memory)
+    shared = SharedWeights({}, {})
+    if block_of is not None:
+        shared = share_weights(block_of, found, homes, placement)
+    model = LoadedModel(file, arch, {**homes, **shared.homes}, placement, memory)
     model.specs = {spec.name: spec for spec in specs}
+    if block_of is not None:
+        model._borrow(block_of, shared)
     try:
         sources = _allocate(model, found, placement)
         _allocate_adapters(model, found, adapters)
@@ -198,13 +223,62 @@ def place_model(
         raise
 
 
+# --- weights in common ---
+
+
+class SharedWeights(NamedTuple):
+    """The weights that two models of a file have in common. `homes`: of those in memory once, by
+    name. `copied`: why each of the others is loaded again."""
+
+    homes: dict[str, Home]
+    copied: dict[str, str]
+
+
+def share_weights(
+    model: LoadedModel,
+    found: Iterable[FoundWeight],
+    homes: Mapping[str, Home],
+    placement: Placement,
+) -> SharedWeights:
+    """Find the weights of a block that are those of its loaded model.
+
+    The block uses them where they are, if it may use that device and no override of its own puts
+    them elsewhere. Only the block's layer is where its other options place it.
+
+    Args:
+        model: the model.
+        found: the block's weights.
+        homes: where `placement`, the block's, puts them.
+    """
+    shared = SharedWeights({}, {})
+    devices = (*placement.devices, placement.cpu)
+    for weight in found:
+        name = weight.spec.name
+        theirs = model.weights.get(name)
+        if model.origins.get(name) != weight.origin or theirs is None:
+            continue  # the block has its own
+        home, own = model.homes[name], homes[name]
+        assert (theirs.type, theirs.ne[:2]) == (weight.type, weight.spec.ne), f"{theirs!r}"
+        if placement.override(name) is not None and home != own:
+            shared.copied[name] = (
+                f"the model's is in {home.buft.name}, an override says {own.buft.name}"
+            )
+        elif home.device not in devices:
+            shared.copied[name] = (
+                f"the model's is on {home.device.name}, none of the block's devices"
+            )
+        else:
+            shared.homes[name] = home
+    return shared
+
+
 # --- memory ---
 
 
 def _allocate(
     model: LoadedModel, found: list[FoundWeight], placement: Placement
 ) -> dict[Tensor, FoundWeight]:
-    """Allocate the model's weights. Tied weights are allocated once in each kind of memory.
+    """Allocate the model's own weights. Tied ones are allocated once in each kind of memory.
 
     If pinned memory is too small, its weights go to the CPU's own memory.
     """
@@ -213,13 +287,17 @@ def _allocate(
     by_buft: dict[BufferType, list[Tensor]] = {}
     for weight in found:
         name, buft = weight.spec.name, model.homes[weight.spec.name].buft
+        model.origins[name] = weight.origin
+        if name in model.shared:
+            assert model._lender is not None, "another model shares its weights"
+            model.weights[name] = model._lender.weights[name]
+            continue
         key = (buft, weight.origin)
         if key not in shared:
             shared[key] = Tensor(weight.type, weight.spec.ne, name=name)
             sources[shared[key]] = weight
             by_buft.setdefault(buft, []).append(shared[key])
         model.weights[name] = shared[key]
-        model.origins[name] = weight.origin
     for buft, tensors in by_buft.items():
         try:
             model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS, model.memory)
@@ -227,9 +305,9 @@ def _allocate(
             if buft not in placement.pinned:
                 raise
             log.warning(f"{e}: the CPU's weights are in pageable memory, copies are slower")
-            model.free()
+            model._free_buffers()
             for name, home in model.homes.items():
-                if home.buft is buft:
+                if home.buft is buft and name not in model.shared:
                     model.homes[name] = Home(placement.cpu, placement.cpu.buffer_type)
             return _allocate(model, found, placement)
     return sources

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..base.log import get_logger
+from ..kernels.cpu.device import CpuDevice
 from ..kernels.devices import (
     cpu_device,
     find_buffer_type,
@@ -26,19 +27,32 @@ log = get_logger("devices")
 NONE: Final = ("none",)  # no device beside the CPU; no name at all would stand for all GPUs
 
 
-def open_placement(params: PlacementParams, on_compile: CompileProgress | None) -> Placement:
+def open_placement(
+    params: PlacementParams,
+    on_compile: CompileProgress | None,
+    beside: Placement | None = None,
+) -> Placement:
     """Return the placement that the options describe, with the thread counts filled in. The number
     of layers whose experts are on the CPU is not in its overrides.
+
+    Devices that `beside`, another model's placement, has too are the same objects: each model can
+    use memory of the other.
 
     Raises:
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
     """
     n_threads, n_threads_batch = _threads(params)
     params = params.change(n_threads=n_threads, n_threads_batch=n_threads_batch)
-    n_most = max(n_threads, n_threads_batch)
-    cpu = cpu_device(n_most, on_compile, poll=params.poll, repack=params.repack)
+    if beside is None:
+        n_most = max(n_threads, n_threads_batch)
+        cpu = cpu_device(n_most, on_compile, poll=params.poll, repack=params.repack)
+    else:
+        assert isinstance(beside.cpu, CpuDevice), f"{beside.cpu!r} is not of `open_placement`"
+        cpu = beside.cpu
+    opened = {} if beside is None else {device.name: device for device in beside.devices}
     found = find_devices(params.devices, cpu, on_compile)
-    devices = split_over(found, params.split_mode, params.main_gpu)
+    known = [opened.get(device.name, device) for device in found]
+    devices = split_over(known, params.split_mode, params.main_gpu)
     overrides = tuple(
         (pattern, find_buffer_type(name, devices, cpu)) for pattern, name in params.overrides
     )

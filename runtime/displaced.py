@@ -2,8 +2,8 @@
 
 Reports the reason of each, and a flag that changes it. Where a node belongs:
 
-- A node that reads a weight belongs to the device of the weight's layer, or to the device of the
-  override that matches the weight.
+- A node that reads a weight belongs to the device of the weight's layer, to the device of the
+  override that matches the weight, or to that of the model that shares the weight.
 - Attention belongs to the device of its pages.
 - Every other node belongs to the device of its layer. It is displaced only if that device cannot
   run it; otherwise the scheduler was free to choose.
@@ -172,7 +172,8 @@ class _DisplacedSearch:
         return self._device(node) if device.supports_op(node) else device
 
     def _wanted_for(self, spec: WeightSpec) -> Device:
-        if self.model.placement.override(spec.name) is not None:
+        is_forced = self.model.placement.override(spec.name) is not None
+        if is_forced or spec.name in self.model.shared:
             return self.model.homes[spec.name].device
         return self._of_layer(_EMBEDDING if spec.layer is None else spec.layer)
 

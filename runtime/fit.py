@@ -31,7 +31,7 @@ from ..sched.backend import CompileProgress
 from .chosen import Chosen, cache_ram, choice_line, choice_notes, with_cache_ram
 from .devices import open_placement
 from .params import OpenParams
-from .plan import ModelPlan
+from .plan import ModelPlan, place_planned
 from .trial import Choice, Limit, Trials
 
 MIB: Final = 1 << 20
@@ -113,10 +113,12 @@ def _plan_one(
     *,
     block: bool = False,
 ) -> ModelPlan:
-    """Plan one model, or the file's block, in the memory that another one leaves."""
+    """Plan one model, in the memory that another one leaves; or the `block` of the other's file,
+    which uses its weights."""
     overrides = metadata_overrides(params.metadata)
     with open_gguf(params.model.path, header_only=True, overrides=overrides) as file:
-        placement = open_placement(params.placement, on_compile)
+        known = beside.placement if beside else None
+        placement = open_placement(params.placement, on_compile, known)
         taken = {d.name: d.needed + d.margin for d in beside.devices} if beside else {}
         left = {
             name: (free - taken.get(name, 0) if free < UNLIMITED else free, capacity)
@@ -124,7 +126,8 @@ def _plan_one(
         }
         placement = replace(placement, memory=left)
         params = replace(params, placement=placement.params)
-        return _plan(Trials(file, placement, params, block=block), placement, params)
+        block_of = place_planned(file, beside) if block and beside else None
+        return _plan(Trials(file, placement, params, block_of=block_of), placement, params)
 
 
 def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan:

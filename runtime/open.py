@@ -29,7 +29,7 @@ from ..model.description import file_type, plain_metadata
 from ..model.embed_context import EmbedContext, context_type, embeds
 from ..model.gguf import GGUFFile, OverriddenMetadata, open_gguf
 from ..model.guide import Compiler
-from ..model.loader import load_model
+from ..model.loader import LoadedModel, load_model
 from ..model.metadata_params import metadata_overrides
 from ..model.sampling import load_kernels, recommended_sampling, want_kernels
 from ..model.vocab import KINDS, Vocab, load_vocab
@@ -242,9 +242,13 @@ def _open_draft(
 
     load_draft = partial(load, plan, on_load, open_backend=open_backend)
     if plan.is_block:
-        block = load_draft()
+        block = load_draft(block_of=context.model)
         assert isinstance(block, Context), "the plan is for text"
-        log.info(f"the file's block guesses tokens: {size_text(plan.n_bytes)} of weights")
+        own = sum(memory.weights for device in plan.devices for memory in device.memory)
+        shared = "".join(f", and the model's {weight.name}" for weight in plan.shared)
+        log.info(f"the file's block guesses tokens: {size_text(own)} of weights{shared}")
+        for line in plan.copied:
+            log.warning(line)
         return DraftBlock(block, vocab, context)
     with open_gguf(plan.path) as file:
         try:
@@ -336,9 +340,11 @@ def load(
     *,
     for_requests: bool = False,
     open_backend: Callable[[Device], Backend] = lambda device: device.init_backend(),
+    block_of: LoadedModel | None = None,
 ) -> Context | EmbedContext:
     """Load a model as planned, and open a context over it. `unload` frees both. With
     `for_requests`, the kernels of samplers are compiled together with those of the context.
+    `block_of`: the plan is of the file's block beside this model, see `load_model`.
 
     Raises:
         ModelFileError: the file cannot be used.
@@ -353,7 +359,7 @@ def load(
         check_tensors=params.model.check_tensors,
         adapters=read_adapters(params.adapters),
         control=read_control(params.adapters),
-        block=plan.is_block,
+        block_of=block_of,
     )
     try:
         if for_requests:

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..alloc.buffer import Buffer, BufferType, Usage
+from ..alloc.buffer import Buffer, BufferType, Usage, buffer_of
 from ..alloc.memory import MeasuredMemory
 from ..base.errors import UnsupportedModelError
+from ..base.units import size_text
+from ..graph.tensor import Tensor
 from ..model.adapter_file import AdapterFile
 from ..model.card import bytes_read, model_card
 from ..model.context import Context
@@ -122,6 +124,16 @@ class OverridePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPlan:
+    """A weight of the model that the file's block uses in place: the block's plan has no memory for
+    it. `name`: several, with commas, if it is tied."""
+
+    name: str
+    buffer_type: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupPlan:
     """The keys and values of a group of layers, or the states.
 
@@ -201,6 +213,8 @@ class ModelPlan:
         n_step: the most tokens of a step with several texts; 0: the model generates text.
         draft: the plan of the draft model, beside this one; None: there is none.
         is_block: it is of the file's block that predicts further tokens, not of its model.
+        shared: of a block, the weights that the model has already.
+        copied: lines about those that are loaded again, and why.
     """
 
     params: OpenParams
@@ -231,6 +245,8 @@ class ModelPlan:
     n_step: int = 0
     draft: ModelPlan | None = None
     is_block: bool = False
+    shared: tuple[SharedPlan, ...] = ()
+    copied: tuple[str, ...] = ()
 
     @property
     def n_bytes_kv(self) -> int:
@@ -278,7 +294,7 @@ def open_measured(
     *,
     no_pipeline: str = "",
     sketch: bool = False,
-    block: bool = False,
+    block_of: LoadedModel | None = None,
     keeps_hidden: bool = False,
 ) -> MeasuredModel:
     """Place a model as `load_model` and its context do, but allocate and compile nothing.
@@ -286,14 +302,14 @@ def open_measured(
     Args:
         sketch: measure the largest graph only. This takes a fraction of the time; the real context
             may need more memory.
-        block: of the file's block, see `open_block`.
+        block_of: measure the file's block beside this model of it, see `load_model`.
         keeps_hidden: see `Context`.
 
     Raises:
         As `load_model` and the context, but never OutOfMemoryError.
     """
     memory = MeasuredMemory()
-    model, _ = place_model(file, placement, memory, adapters, control, block)
+    model, _ = place_model(file, placement, memory, adapters, control, block_of)
     kind = context_type(model.arch, embedding or EmbeddingParams())
     for what, files in (("LoRA adapters", adapters), ("control vectors", control.files)):
         if files and kind is not Context:
@@ -312,7 +328,7 @@ def open_measured(
 
 
 def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
-    """Place a model again as planned; see `open_measured`."""
+    """Place a model again as planned; see `open_measured`. It is no block."""
     params = plan.params
     return open_measured(
         file,
@@ -322,9 +338,13 @@ def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
         read_adapters(params.adapters),
         read_control(params.adapters),
         no_pipeline=plan.no_pipeline,
-        block=plan.is_block,
         keeps_hidden=params.draft.draft_mtp,
     )
+
+
+def place_planned(file: GGUFFile, plan: ModelPlan) -> LoadedModel:
+    """Place the weights of a model again as planned, in measured memory."""
+    return place_model(file, plan.placement, MeasuredMemory())[0]
 
 
 def plan_devices(measured: MeasuredModel) -> tuple[DevicePlan, ...]:
@@ -365,6 +385,8 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         n_out=embed.n_out if embed else 0,
         n_step=embed.n_step if embed else 0,
         is_block=model.arch.n_hidden > 0,
+        shared=_shared_plans(model),
+        copied=tuple(_copied(model)),
     )
 
 
@@ -443,6 +465,22 @@ def _group_plans(context: GraphContext) -> tuple[GroupPlan, ...]:
             GroupPlan(state.name, layers, 0, 0, 0, 0, state.n_bytes, state.cell_bytes, n_slots)
         )
     return tuple(found)
+
+
+def _shared_plans(model: LoadedModel) -> tuple[SharedPlan, ...]:
+    names: dict[Tensor, list[str]] = {}
+    for name in sorted(model.shared):
+        names.setdefault(model.weights[name], []).append(name)
+    return tuple(
+        SharedPlan(", ".join(of), buffer_of(weight).buft.name, weight.nbytes)
+        for weight, of in names.items()
+    )
+
+
+def _copied(model: LoadedModel) -> Iterator[str]:
+    for name, why in model.copied.items():
+        n_bytes = size_text(model.weights[name].nbytes)
+        yield f"{name} is in memory twice ({n_bytes}): {why}"
 
 
 def _override_plans(model: LoadedModel) -> tuple[OverridePlan, ...]:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from ..model.arch import open_architecture, open_block
 from ..model.embed_context import embeds
 from ..model.gguf import GGUFFile
+from ..model.loader import LoadedModel
 from ..model.placement import Placement, layer_devices, moe_overrides
 from ..sched.backend import Device
 from .adapters import read_adapters, read_control
@@ -71,10 +72,15 @@ class Trials:
     """
 
     def __init__(
-        self, file: GGUFFile, placement: Placement, params: OpenParams, *, block: bool = False
+        self,
+        file: GGUFFile,
+        placement: Placement,
+        params: OpenParams,
+        *,
+        block_of: LoadedModel | None = None,
     ) -> None:
-        """`block`: measure the file's block, see `open_block`, not its model."""
-        arch = open_block(file) if block else open_architecture(file)
+        """`block_of`: measure the file's block beside this model of it, see `load_model`."""
+        arch = open_architecture(file) if block_of is None else open_block(file)
         rules = params.placement
         hp = arch.hp
         self.n_layer, self.n_expert = hp.n_layer, hp.n_expert
@@ -95,7 +101,7 @@ class Trials:
         self._file = file
         self._placement = placement
         self._params = params
-        self._block = block
+        self._block_of = block_of
         self._adapters = read_adapters(params.adapters)
         self._control = read_control(params.adapters)
         self._sketches: dict[tuple[Choice, str], Sketch] = {}
@@ -132,7 +138,7 @@ class Trials:
             self._control,
             no_pipeline=no_pipeline,
             sketch=sketch,
-            block=self._block,
+            block_of=self._block_of,
             keeps_hidden=options.draft.draft_mtp,
         )
 

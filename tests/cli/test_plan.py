@@ -156,9 +156,14 @@ def test_a_block_that_guesses(tmp_path: Path) -> None:
     write_nextn(TINY["llama"], path)
     assert plan(path, *SMALL)["draft"] is None
     assert plan(path, *SMALL, "--mtp")["draft"]["n_layers"] == 2
-    assert "\nthe file's block (--mtp), in the memory that is left:\n" in table(
-        path, *SMALL, "--mtp"
-    )
+    text = table(path, *SMALL, "--mtp")
+    assert "\nthe file's block (--mtp), in the memory that is left:\n" in text
+    assert "\nshared    output.weight: the model's, 72.00 KiB in CPU" in text
+    assert plan(path, *SMALL)["shared"] == []
+    (output, _) = plan(path, *SMALL, "--mtp")["draft"]["shared"]
+    assert output["name"] == "output.weight" and output["n_bytes"] == 72 << 10
+    text = table(path, *SMALL, "--mtp", "-dev", "sim", "-ngl", "all", "-devd", "none")
+    assert "\ncopied    output.weight is in memory twice (72.00 KiB)" in text
 
 
 def test_memory_without_a_limit(model: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,12 @@ TOKENS: list[int] = np.random.default_rng(3).integers(0, N_VOCAB, 41).tolist()
 @contextmanager
 def opened(path: Path, *, block: bool = False, keeps_hidden: bool = False) -> Iterator[Context]:
     params = ContextParams(n_ctx=128, n_ubatch=16, type_k=GGMLType.F32, type_v=GGMLType.F32)
-    with (
-        load_model(path, placed(CpuDevice()), block=block) as model,
-        Context(model, params, keeps_hidden=keeps_hidden) as context,
-    ):
-        yield context
+    with ExitStack() as stack:
+        placement = placed(CpuDevice())
+        model = stack.enter_context(load_model(path, placement))
+        if block:
+            model = stack.enter_context(load_model(path, placement, block_of=model))
+        yield stack.enter_context(Context(model, params, keeps_hidden=keeps_hidden))
 
 
 def computed(
@@ -85,6 +86,39 @@ def test_keeping_hidden_states_changes_no_bit(tmp_path: Path) -> None:
     assert np.array_equal(found, expected)
     assert np.array_equal(all_rows[-3:], expected)
     assert np.array_equal(hidden, all_hidden)
+
+
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.Q8_0])
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_shared_weights_change_no_bit(tmp_path: Path, name: str, type: GGMLType) -> None:
+    """The model's tensors, or the block's own copies if the block has other devices."""
+    path, placement = tmp_path / "m.gguf", placed(CpuDevice())
+    write_nextn(TINY[name], path, type)
+    hidden = np.random.default_rng(1).standard_normal((len(TOKENS), 64)).astype(np.float32)
+    found = []
+    with load_model(path, placement) as model:
+        for where in (placement, placed(CpuDevice())):
+            with load_model(path, where, block_of=model) as block, Context(block) as context:
+                found.append(computed(context, TOKENS, hidden))
+                is_shared = where is placement
+                assert len(block.shared) == 2 * is_shared
+                assert len(block.copied) == 2 * (not is_shared)
+                for weight in ("token_embd.weight", "output.weight"):
+                    assert (block.weights[weight] is model.weights[weight]) is is_shared
+    for shared, own in zip(*found, strict=True):
+        assert np.array_equal(shared, own)
+
+
+def test_a_model_lives_longer_than_its_block(tmp_path: Path) -> None:
+    path, placement = tmp_path / "m.gguf", placed(CpuDevice())
+    write_nextn(TINY["llama"], path)
+    with load_model(path, placement) as model:
+        with (
+            load_model(path, placement, block_of=model),
+            pytest.raises(AssertionError, match="a block still uses the weights"),
+        ):
+            model.free()
+        assert not any(buffer.freed for buffer in model.buffers)
 
 
 def test_files_without_a_block_are_refused(tmp_path: Path) -> None:

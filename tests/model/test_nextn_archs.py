@@ -3,6 +3,7 @@ pass unchanged, is a model of one layer."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,12 @@ TOKENS = [(7 * i * i + 3 * i + 1) % 96 for i in range(30)]
 def logits(path: Path, *, block: bool) -> F32Array:
     params = ContextParams(n_ctx=128, n_ubatch=16, type_k=GGMLType.F32, type_v=GGMLType.F32)
     hidden = np.random.default_rng(1).standard_normal((len(TOKENS), N_EMBD)).astype(np.float32)
-    with (
-        load_model(path, placed(CpuDevice()), block=block) as model,
-        Context(model, params) as context,
-    ):
+    with ExitStack() as stack:
+        placement = placed(CpuDevice())
+        model = stack.enter_context(load_model(path, placement))
+        if block:
+            model = stack.enter_context(load_model(path, placement, block_of=model))
+        context = stack.enter_context(Context(model, params))
         seq, batch = context.pool.new_sequence(), Batch()
         context.append(seq, len(TOKENS))
         batch.add(TOKENS, seq, 0, n_outputs=len(TOKENS), hidden=hidden if block else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from draft_world import PROMPTS, guess_always, opened, texts
 from nextn_models import ARCHS, write_both, write_nextn
 from numpy_forward import forward_block, hidden_states
 from open_params import open_params
+from planning import sim
 from tiny_models import TINY, write_model
 
-from lamella.base.errors import BackendError, RequestError, UnsupportedModelError
+from lamella.alloc import buffer_of
+from lamella.base.errors import BackendError, DoesNotFitError, RequestError, UnsupportedModelError
 from lamella.graph import GGMLType
 from lamella.runtime.engine.drafts import speculation
 from lamella.runtime.engine.drafts.block import DraftBlock
@@ -217,6 +220,98 @@ def test_a_plan_has_the_block(tmp_path: Path) -> None:
             assert used == sum(device.needed for device in own_plan.devices)
     without = plan_model(params.change(draft_mtp=False))
     assert without.draft is None and without.n_bytes == plan.n_bytes
+
+
+BOTH = {"token_embd.weight", "output.weight"}
+GPU: dict[str, Any] = {"devices": ("sim",), "n_gpu_layers": -1, "op_offload": False}
+# where the model and the block are; the weights in common that are in memory once, and why not all
+PLACES: dict[str, tuple[dict[str, Any], set[str], str]] = {
+    "cpu": ({}, BOTH, ""),
+    "a device": (GPU, BOTH, ""),
+    "the embeddings, too": (GPU | {"embd_offload": True}, BOTH, ""),
+    "a part on a device": (GPU | {"n_gpu_layers": 2}, BOTH, ""),
+    "nothing on the device": (GPU | {"n_gpu_layers": 0}, BOTH, ""),
+    "the block's layer on the cpu": (GPU | {"draft_gpu_layers": 0}, BOTH, ""),
+    "a device and the cpu": (
+        GPU | {"draft_devices": ("none",)},
+        {"token_embd.weight"},
+        "the model's is on SIM0, none of the block's devices",
+    ),
+    "two devices": (GPU | {"devices": ("sim:1GiB:2",), "embd_offload": True}, BOTH, ""),
+    "two devices, and the first": (
+        GPU | {"devices": ("sim:1GiB:2",), "draft_devices": ("sim",), "embd_offload": True},
+        {"token_embd.weight"},
+        "the model's is on SIM1, none of the block's devices",
+    ),
+    "an override": (
+        GPU | {"draft_overrides": (("output.weight", "CPU"),)},
+        {"token_embd.weight"},
+        "the model's is in SIM0, an override says CPU_REPACK",
+    ),
+    "an override of the model": (GPU | {"overrides": (("output.weight", "CPU"),)}, BOTH, ""),
+    "plain layout": ({"repack": False}, BOTH, ""),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_weights_in_common_are_in_memory_once(tmp_path: Path, name: str) -> None:
+    """The plan counts every byte: those of the model, and what the block has beside it."""
+    options, shared, why = PLACES[name]
+    path = tmp_path / "m.gguf"
+    write_nextn(TINY["llama"], path, GGMLType.Q8_0)
+    with opened(path, draft_mtp=True, placement="strict", **options) as instance:
+        block = instance.engine.draft_model
+        assert block is not None and instance.plan.draft is not None
+        texts(instance, PROMPTS[:2], temperature=0.0, **MTP)
+        plans = (instance.plan, instance.plan.draft)
+        models = (instance.context.model, block.context.model)
+        for context, plan in zip((instance.context, block.context), plans, strict=True):
+            found = {key: n for key, n in context.buffer_bytes().items() if n}
+            memory = [m for device in plan.devices for m in device.memory]
+            assert found == {
+                (m.buffer_type, use): n for m in memory for use, n in m.by_usage().items() if n
+            }
+        assert {name for weight in plans[1].shared for name in weight.name.split(", ")} == shared
+        for weight in BOTH:
+            same = models[0].weights[weight] is models[1].weights[weight]
+            assert same is (weight in shared)
+        bufts = {buffer_of(w).buft for model in models for w in model.weights.values()}
+        owned = [buffer for model in models for buffer in model.buffers]
+        for buft in bufts:
+            assert buft.used >= sum(b.size for b in owned if b.buft is buft) > 0
+    assert all(buft.used == 0 for buft in bufts)
+    twice = "output.weight is in memory twice (19.12 KiB): "
+    assert list(instance.plan.draft.copied) == ([twice + why] if why else [])
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_a_shared_weight_saves_its_bytes(tmp_path: Path, name: str) -> None:
+    """A block with its own embeddings and matrix needs as much more memory as these take."""
+    own_weights = []
+    for own_head in (False, True):
+        path = tmp_path / f"{own_head}.gguf"
+        write_nextn(TINY[name], path, own_head=own_head)
+        draft = plan_model(open_params(path, draft_mtp=True, n_ctx=256, devices=("none",))).draft
+        assert draft is not None and bool(draft.shared) is not own_head
+        own_weights.append(sum(m.weights for device in draft.devices for m in device.memory))
+    tiny = TINY[name]
+    assert own_weights[1] - own_weights[0] == 2 * 4 * tiny.n_vocab * tiny.n_embd
+
+
+def test_both_fill_a_device_to_the_byte(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_nextn(TINY["llama"], path, GGMLType.Q8_0)
+    options: dict[str, Any] = {**GPU, "draft_gpu_layers": -1, "embd_offload": True, "fit": False}
+    plan = plan_model(open_params(path, draft_mtp=True, n_ctx=640, n_ubatch=32, **options))
+    assert plan.draft is not None and len(plan.draft.shared) == 2
+    needed = plan.devices[0].needed + plan.draft.devices[0].needed
+    for lacking in (0, 1):
+        given = options | {"devices": (sim(needed - lacking),)}
+        with (
+            pytest.raises(DoesNotFitError) if lacking else nullcontext(),
+            opened(path, draft_mtp=True, **given) as instance,
+        ):
+            assert sum(n for _, n, _ in texts(instance, temperature=0.0, **MTP)) > 100
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
