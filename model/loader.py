@@ -44,6 +44,7 @@ class LoadedModel:
     Attributes:
         path: the model's file; the first one of a split model.
         n_bytes: the size of all files.
+        stamps: of all files, as they were loaded.
         metadata: the file's metadata; readable after the file is closed.
         arch: the architecture, which builds graphs.
         hp: its hyperparameters.
@@ -73,6 +74,7 @@ class LoadedModel:
     ) -> None:
         self.path = file.path
         self.n_bytes = file.n_bytes
+        self.stamps = file.stamps
         self.metadata: Metadata = file.metadata
         self.arch = arch
         self.hp = arch.hp

@@ -20,7 +20,7 @@ from ..base.settings import NO_JIT
 from ..kernels.cpu.compiler.isa import target
 from ..model.adapter_params import AdapterParams
 from ..model.context import Context
-from ..model.gguf import open_gguf
+from ..model.gguf import FileStamp, open_gguf
 from ..model.prefix_file import Identity
 from .params import OpenParams
 
@@ -39,7 +39,7 @@ def keys_identity(context: Context, params: OpenParams) -> Identity:
     devices = [device.description for device in model.placement.devices]
     kv = [model.kv_home(il).name for il in range(model.hp.n_layer)]
     return {
-        "model": _digest_of_files(str(model.path)),
+        "model": _digest_of_files(model.stamps),
         "control vectors": _control_identity(params.adapters),
         "metadata options": _digest(repr(params.metadata)),
         "positions": model.arch.describe(context.n_ctx) or "the model's",
@@ -60,30 +60,36 @@ def adapters_identity(context: Context, scales: Sequence[float]) -> str:
         return "none"
     files = context.model.adapters.all
     used = [(s, file) for s, file in zip(scales, files, strict=True) if s != 0]
-    return _digest(repr([(s, _digest_of_files(str(file.path))) for s, file in used]))
+    return _digest(repr([(s, _digest_of_file(file.path)) for s, file in used]))
 
 
 def _control_identity(params: AdapterParams) -> str:
     """Of the control vectors of all sequences."""
     if not params.control_vector:
         return "none"
-    files = [(scale, _digest_of_files(path)) for path, scale in params.control_vector]
+    files = [(scale, _digest_of_file(path)) for path, scale in params.control_vector]
     return _digest(repr((files, params.control_vector_layer_range)))
 
 
+def _digest_of_file(path: str | Path) -> str:
+    with open_gguf(path, header_only=True) as file:
+        return _digest_of_files(file.stamps)
+
+
 @cache
-def _digest_of_files(path: str) -> str:
+def _digest_of_files(stamps: tuple[FileStamp, ...]) -> str:
     """Of the bytes of all files of a model. They are read once in a process."""
     found = blake2b(digest_size=16)
-    with open_gguf(path, header_only=True) as file:
-        paths: Sequence[Path] = file.paths
-    try:
-        for each in paths:
-            with each.open("rb") as data:
+    for stamp in stamps:
+        path = stamp.path
+        try:
+            with path.open("rb") as data:
+                if FileStamp.of(path, data) != stamp:
+                    raise ModelFileError(f"{path}: the file was replaced after it was loaded")
                 while chunk := data.read(_CHUNK):
                     found.update(chunk)
-    except OSError as e:
-        raise ModelFileError(f"{path}: cannot be read: {e.strerror or e}") from e
+        except OSError as e:
+            raise ModelFileError(f"{path}: cannot be read: {e.strerror or e}") from e
     return found.hexdigest()
 
 

@@ -7,13 +7,14 @@
 A broken file raises ModelFileError, which names the defect and its place.
 """
 
-from .file import GGUFFile, open_gguf
+from .file import FileStamp, GGUFFile, open_gguf
 from .header import TensorInfo
 from .metadata import Array, Metadata, OverriddenMetadata, Scalar, Value
 from .strings import Strings
 
 __all__ = [
     "open_gguf",
+    "FileStamp",
     "GGUFFile",
     "TensorInfo",
     "Metadata",

@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Final
+from typing import IO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +47,28 @@ _HOST_ORDER = "<" if sys.byteorder == "little" else ">"
 _SEEKING: Final = Lock()
 
 
+class FileStamp(NamedTuple):
+    """A file as it is when it is opened. One that is replaced or written has another stamp."""
+
+    path: Path
+    number: int  # of the file in its file system
+    n_bytes: int
+    time_ns: int  # of the last write
+
+    @classmethod
+    def of(cls, path: Path, file: IO[bytes]) -> FileStamp:
+        """Return the stamp of an open file."""
+        found = os.fstat(file.fileno())
+        return cls(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class _Shard:
     path: Path
     file: FileIO
     size: int  # when it was opened
     header: Header
+    stamp: FileStamp
 
 
 class GGUFFile:
@@ -61,6 +77,7 @@ class GGUFFile:
     Attributes:
         path: the file; the first one of a split model.
         paths: all files.
+        stamps: their stamps.
         version: version of the format, 2 or 3.
         metadata: metadata of the first file.
         tensors: the tensors of all files by name, in the order of the files.
@@ -71,6 +88,7 @@ class GGUFFile:
         self._shards = shards
         self.path = shards[0].path
         self.paths = tuple(shard.path for shard in shards)
+        self.stamps = tuple(shard.stamp for shard in shards)
         self.version = shards[0].header.version
         self.metadata = shards[0].header.metadata
         self.tensors = {t.name: t for s in shards for t in s.header.tensors.values()}
@@ -181,7 +199,7 @@ def _open_shard(path: Path, no: int, header_only: bool) -> _Shard:
         undo.callback(file.close)
         header = _header(path, file, size, no, header_only)
         undo.pop_all()
-    return _Shard(path, file, size, header)
+    return _Shard(path, file, size, header, FileStamp.of(path, file))
 
 
 def _header(path: Path, file: FileIO, size: int, no: int, header_only: bool) -> Header:

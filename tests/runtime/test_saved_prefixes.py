@@ -14,7 +14,7 @@ from open_params import open_params
 from tiny_models import TINY, write_model
 from window_models import write_window_model
 
-from lamella.base.errors import OutOfMemoryError, RequestError
+from lamella.base.errors import ModelFileError, OutOfMemoryError, RequestError
 from lamella.graph import GGMLType
 from lamella.model.kv_prefix import PrefixIdentity
 from lamella.model.sampling import TokenLogprob
@@ -96,6 +96,34 @@ def test_files_of_other_models_and_settings_are_refused(tmp_path: Path, path: Pa
             pytest.raises(RequestError, match=f"saved with another {what}: "),
         ):
             restore_prefix(instance, file)
+
+
+def test_a_file_that_is_replaced_is_another_model(tmp_path: Path, path: Path) -> None:
+    """One process opens the same path again. A running model stays what was loaded."""
+    model, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    file, again = tmp_path / "saved", tmp_path / "again"
+    write_model(TINY["llama"], other, GGMLType.Q8_0, seed=2)
+    model.write_bytes(path.read_bytes())
+    with open_instance(opened(PLACEMENTS["cpu"], model)) as instance:
+        run(instance, PROMPT)
+        save_prefix(instance, file, PROMPT)
+        other.replace(model)
+        save_prefix(instance, again, PROMPT)
+        assert again.read_bytes() == file.read_bytes()
+    with open_instance(opened(PLACEMENTS["cpu"], model)) as instance:
+        for each in (file, again):
+            with pytest.raises(RequestError, match="saved with another model: "):
+                restore_prefix(instance, each)
+
+
+def test_a_file_that_is_replaced_before_it_was_read(tmp_path: Path, path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(path.read_bytes())
+    with open_instance(opened(PLACEMENTS["cpu"], model)) as instance:
+        run(instance, PROMPT)
+        write_model(TINY["llama"], model, GGMLType.Q8_0, seed=2)
+        with pytest.raises(ModelFileError, match=r"gguf: the file was replaced after it was"):
+            save_prefix(instance, tmp_path / "saved", PROMPT)
 
 
 def test_a_prefix_that_is_forgotten_is_evaluated_again(tmp_path: Path, path: Path) -> None:
