@@ -7,6 +7,7 @@ Tested by tests/server/test_ollama_pull.py and test_ollama_client.py.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -251,7 +252,7 @@ def _shown(
     capabilities: Sequence[str] = (),
 ) -> Json:
     numbers = {k: v for k, v in (params or {}).items() if isinstance(v, int | float)}
-    info = {key: value for key, value in metadata.items() if key != TEMPLATE_KEY}
+    info = {key: _finite(value) for key, value in metadata.items() if key != TEMPLATE_KEY}
     return {
         "license": str(metadata.get("general.license", "")),
         "modelfile": f"FROM {known.name}\n",
@@ -262,6 +263,11 @@ def _shown(
         "capabilities": list(capabilities),
         "modified_at": known.modified(),
     }
+
+
+def _finite(value: object) -> object:
+    """A value of a file; None for a number that JSON lacks."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text_capabilities(template: str, *, fills: bool = False) -> list[str]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic_world import messages_server
 from embed_world import make_embedder
 from http_world import Reply, RunningServer, running
+from tiny_models import TINY, write_model
 
 from lamella.server.config import ServerConfig
+from lamella.server.ollama.models import shown_file
+from lamella.server.routes import json_response
 
 ASK = [{"role": "user", "content": "play text"}]
 
@@ -109,6 +114,15 @@ def test_ollamas_programs_find_their_words() -> None:
         assert server.call("HEAD", "/", None, agent).status == 200
         assert b"Lamella" in server.get("/").raw
         assert server.get("/api/version").json["version"].split(".")[0] == "0"
+
+
+def test_numbers_of_a_file_that_json_lacks(tmp_path: Path) -> None:
+    path, keys = tmp_path / "m.gguf", {"llama.a": math.inf, "llama.b": math.nan, "llama.c": 0.5}
+    write_model(TINY["llama"], path, metadata=keys)
+    reply = json_response(shown_file("m", path)).body
+    assert isinstance(reply, bytes)
+    info = json.loads(reply)["model_info"]
+    assert [info[key] for key in keys] == [None, None, 0.5]
 
 
 def test_vectors() -> None:
