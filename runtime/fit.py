@@ -54,6 +54,9 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
     plan = _plan_one(params, on_compile)
     if not (block or params.draft.draft_model):
         return plan
+    if plan.pooling is not None:
+        name = "draft_mtp" if block else "draft_model"
+        raise RequestError(f"{name}: embeddings need no guesses: leave out {name}")
     draft_params = draft_open_params(plan, embd_offload=params.placement.embd_offload)
     draft = _plan_one(draft_params, on_compile, beside=plan, block=block)
     if draft.has_states:

@@ -170,6 +170,13 @@ def test_options() -> None:
     assert plan.draft.devices[-1].free <= host.free - host.needed + (64 << 20)
 
 
+@pytest.mark.parametrize(("name", "value"), [("draft_model", str(SHIPPED)), ("draft_mtp", True)])
+def test_an_embedding_model_has_none(name: str, value: object) -> None:
+    params = OpenParams.make({"path": str(SHIPPED), "embeddings": True, name: value})
+    with pytest.raises(RequestError, match=f"{name}: embeddings need no guesses"):
+        plan_model(params)
+
+
 def test_a_draft_model_that_does_not_fit() -> None:
     options = {"path": str(SHIPPED), "n_ctx": 256, "devices": ("sim:12MiB",), "fit": False}
     fits = plan_model(OpenParams.make({**options, "n_gpu_layers": -1}))
