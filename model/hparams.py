@@ -20,6 +20,7 @@ from .layer_memory import Index, Kind, LayerMemory, Window
 # llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS; a file with more is broken
 MAX_LAYERS: Final = 512
 MAX_EXPERTS: Final = 512
+TURNS_MIN, TURNS_MAX = 1e-30, 1e30  # the betas of YaRN
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +342,8 @@ def read_rope(keys: Keys, head_dim: int) -> Rope:
         freq_scale=1.0 / factor if kind in ("linear", "yarn") else 1.0,
         ext_factor=ext_factor,
         attn_factor=attn_factor * keys.positive("rope.scaling.attn_factor", 1.0),
-        beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=_n_turns(keys, "rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=_n_turns(keys, "rope.scaling.yarn_beta_slow", 1.0),
         n_ctx_orig=keys.count("rope.scaling.original_context_length", keys.count("context_length")),
     )
 
@@ -352,6 +353,13 @@ def _freq_base(keys: Keys, key: str, default: float) -> float:
     if freq_base <= 1:
         keys.fail(key, freq_base, "must be above 1")
     return freq_base
+
+
+def _n_turns(keys: Keys, key: str, default: float) -> float:
+    value = keys.positive(key, default)
+    if not TURNS_MIN <= value <= TURNS_MAX:
+        keys.fail(key, value, f"must be {TURNS_MIN} to {TURNS_MAX}")
+    return value
 
 
 def read_n_rot(keys: Keys, key: str, head_dim: int, default: int | None = None) -> int:

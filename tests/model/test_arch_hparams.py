@@ -322,6 +322,18 @@ def test_an_invalid_element_of_an_array_is_named(tmp_path: Path) -> None:
         written(tmp_path, TINY["llama"], metadata={"llama.feed_forward_length": [96, 0]})
 
 
+@pytest.mark.parametrize("key", ["yarn_beta_fast", "yarn_beta_slow"])
+@pytest.mark.parametrize("value", [1e308, 1e-308])
+def test_yarn_with_numbers_that_overflow(tmp_path: Path, key: str, value: float) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(replace(TINY["llama"], rope=YARN), path)
+    with (
+        open_gguf(path, overrides={f"llama.rope.scaling.{key}": value}) as file,
+        pytest.raises(ModelFileError, match=rf"{key} is .*: must be 1e-30 to 1e\+30"),
+    ):
+        open_architecture(file)
+
+
 def test_yarn_does_not_shrink_a_context(tmp_path: Path) -> None:
     rope = {**YARN, "scaling.factor": 0.5}
     with pytest.raises(ModelFileError, match=r"rope\.scaling\.factor is 0\.5"):
