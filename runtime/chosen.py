@@ -77,8 +77,7 @@ def with_cache_ram(plan: ModelPlan, n_mib: int) -> ModelPlan:
 
 
 def _cache_notes(plan: ModelPlan) -> Iterator[str]:
-    host, n_bytes = plan.devices[-1], max(plan.params.cache.cache_ram or 0, 0) * MIB
-    n_free = max(host.free - host.needed, 0)
+    n_free, n_bytes = _n_free(plan), max(plan.params.cache.cache_ram or 0, 0) * MIB
     if plan.pooling is None and n_bytes > n_free:
         yield (
             f"the prompt cache may grow to {size_text(n_bytes)} (-cram): the model leaves "
@@ -88,12 +87,18 @@ def _cache_notes(plan: ModelPlan) -> Iterator[str]:
 
 def cache_ram(plan: ModelPlan) -> int:
     """The most MiB for pages of prompts that leave the context; -1: no limit."""
-    given, host = plan.params.cache.cache_ram, plan.devices[-1]
+    given = plan.params.cache.cache_ram
     if plan.pooling is not None:  # nothing is kept
         return 0
     if given is not None:
         return given
-    return max(min(CACHE_RAM, (host.free - host.needed) // CACHE_SHARE // MIB), 0)
+    return min(CACHE_RAM, _n_free(plan) // CACHE_SHARE // MIB)
+
+
+def _n_free(plan: ModelPlan) -> int:
+    """The bytes of memory that the model and its draft model leave free."""
+    host = (plan.draft or plan).devices[-1]  # a draft model is planned in what the model leaves
+    return max(host.free - host.needed, 0)
 
 
 def _context(made: Chosen) -> Iterator[str]:

@@ -53,7 +53,7 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         raise RequestError("draft_mtp: it guesses in place of a draft model: leave out draft_model")
     plan = _plan_one(params, on_compile)
     if not (block or params.draft.draft_model):
-        return plan
+        return with_cache_ram(plan, cache_ram(plan))
     if plan.pooling is not None:
         name = "draft_mtp" if block else "draft_model"
         raise RequestError(f"{name}: embeddings need no guesses: leave out {name}")
@@ -68,7 +68,8 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         plan = _plan_one(params, on_compile, beside=draft)
         draft_params = draft_open_params(plan, embd_offload=params.placement.embd_offload)
         draft = _plan_one(draft_params, on_compile, beside=plan, block=block)
-    return replace(plan, draft=draft)
+    plan = replace(plan, draft=draft)
+    return with_cache_ram(plan, cache_ram(plan))
 
 
 def draft_open_params(plan: ModelPlan, *, embd_offload: bool | None) -> OpenParams:
@@ -150,13 +151,12 @@ def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan
         devices=", ".join(device.name for device in placement.devices),
         is_default_ctx=params.context.n_ctx is None,
     )
-    plan = replace(
+    return replace(
         made.plan,
         choice=choice_line(made),
         is_reduced=choice != trials.first._replace(embd_offload=choice.embd_offload),
         notes=(*made.plan.notes, *choice_notes(made)),
     )
-    return with_cache_ram(plan, cache_ram(plan))
 
 
 class _Free(NamedTuple):

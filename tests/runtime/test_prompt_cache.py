@@ -18,6 +18,7 @@ from window_models import write_window_model
 
 from lamella.base.errors import RequestError
 from lamella.graph import GGMLType
+from lamella.kernels.cpu import CpuDevice
 from lamella.model.page_store import PageStore
 from lamella.model.sampling import TokenLogprob
 from lamella.runtime import page_cache
@@ -272,3 +273,17 @@ def test_the_plan_chooses_the_memory(paths: dict[str, Path]) -> None:
     large = plan_model(params.change(cache_ram=2**31 - 1))
     assert "the prompt cache may grow to 2097152.00 GiB (-cram)" in large.notes[-1]
     assert plan_model(params.change(embeddings=True)).params.cache.cache_ram == 0
+
+
+def test_the_memory_is_what_a_draft_model_leaves(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = CPU.change(path=paths["full"], n_ctx=32768, draft_model=str(paths["full"]))
+    plan = plan_model(params)
+    assert plan.draft is not None and plan.draft.devices[-1].needed > 4 << 20
+    needed = plan.devices[-1].needed + plan.draft.devices[-1].needed
+    monkeypatch.setattr(CpuDevice, "memory", lambda _: (needed + (64 << 20), 64 << 30))
+    assert plan_model(params).params.cache.cache_ram == 16
+    assert plan_model(params.change(cache_ram=64)).notes == plan.notes
+    noted = plan_model(params.change(cache_ram=65)).notes[-1]
+    assert noted.endswith("(-cram): the model leaves 64.00 MiB of memory free")
