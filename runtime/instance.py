@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,18 @@ class OpenedInstance(ABC):
         return self.worker.context
 
     @property
+    def contexts(self) -> Sequence[GraphContext]:
+        """All that have memory: those of the model and of its draft model."""
+        return (self.context,)
+
+    def buffer_bytes(self) -> dict[tuple[str, str], int]:
+        """The allocated bytes of all contexts, by buffer type and use. Thread-safe."""
+        found: Counter[tuple[str, str]] = Counter()
+        for context in self.contexts:
+            found.update(context.buffer_bytes())
+        return dict(found)
+
+    @property
     def path(self) -> Path:
         """The model's file, the first one of a split model."""
         return Path(self.params.model.path)
@@ -99,7 +112,8 @@ class OpenedInstance(ABC):
         self.worker.when_ended(self._unload)
 
     def _unload(self) -> None:
-        unload(self.context)
+        for context in reversed(self.contexts):  # a draft model uses the other's threads
+            unload(context)
 
     def __enter__(self) -> Self:
         return self
@@ -136,10 +150,10 @@ class Instance(OpenedInstance):
     def n_ctx(self) -> int:
         return self.engine.n_ctx
 
-    def _unload(self) -> None:
-        if self.engine.draft_model is not None:  # it uses the other's threads
-            unload(self.engine.draft_model.context)
-        OpenedInstance._unload(self)
+    @property
+    def contexts(self) -> Sequence[Context]:
+        draft = self.engine.draft_model
+        return (self.context,) if draft is None else (self.context, draft.context)
 
     def request_params(self, given: Mapping[str, Any] | None = None) -> RequestParams:
         """The parameters of a request with these values, and the instance's defaults for the rest.

@@ -90,7 +90,7 @@ class Metrics:
                 yield from _cache(model.engine.store)
                 yield from _texts(now)
                 yield _drafts(now, self._before)
-            yield _buffers(model.context.buffer_bytes())
+            yield _buffers(model.buffer_bytes())
             yield from _keys(self._state.key_limits.uses)
             yield from _health(model.worker, self._state)
             yield from _waits(now)

@@ -153,7 +153,7 @@ def _cache(model: ServedModel) -> Json | None:
 
 def _devices(model: ServedModel) -> Iterator[Json]:
     """Each device of the plan, with the bytes that are allocated on it now."""
-    used = model.context.buffer_bytes()
+    used = model.buffer_bytes()
     for device in model.plan.devices:
         types = {memory.buffer_type for memory in device.memory}
         memory: dict[str, Any] = {}

@@ -279,11 +279,11 @@ def text_capabilities(template: str, *, fills: bool = False) -> list[str]:
 
 def running(model: ServedModel) -> Json:
     """The element of GET /api/ps."""
-    devices = model.plan.devices
-    sizes = {device.name: device.needed for device in devices}
+    plans = [plan for plan in (model.plan, model.plan.draft) if plan is not None]
+    devices = [device for plan in plans for device in plan.devices]
     return served(model).as_json() | {
-        "size": sum(sizes.values()),
-        "size_vram": sum(n for name, n in sizes.items() if name != "CPU"),
+        "size": sum(device.needed for device in devices),
+        "size_vram": sum(device.needed for device in devices if device.name != "CPU"),
         "expires_at": FAR,
         "context_length": model.n_ctx,
     }

@@ -287,7 +287,10 @@ def test_a_real_model(tmp_path: Path) -> None:
     assert after["lamella_kv_pages{group=full}"] == 2
 
 
-def test_bytes_of_allocated_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("draft", [False, True])
+def test_bytes_of_allocated_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: bool
+) -> None:
     """The sizes are those of the allocated buffers, not of the plan, so they grow with buffers."""
     made: list[Buffer] = []
     plain = BufferType.alloc_buffer
@@ -298,6 +301,8 @@ def test_bytes_of_allocated_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     write_model(TINY["llama-tied"], tmp_path / "m.gguf")
     params = open_params(tmp_path / "m.gguf", n_ctx=64, devices=("sim",), n_gpu_layers=2)
+    if draft:
+        params = params.change(draft_model=params.model.path)
     monkeypatch.setattr(BufferType, "alloc_buffer", alloc_buffer)
     instance = open_instance(params)
     with running(lambda: instance, WITH_METRICS) as server:
@@ -312,7 +317,8 @@ def test_bytes_of_allocated_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             expected[name] = expected.get(name, 0) + buffer.size
     sizes = {name: n for name, n in found.items() if name.startswith("lamella_buffer_bytes") and n}
     assert sizes == expected
-    assert grown["lamella_buffer_bytes{buffer_type=SIM0,usage=work}"] == 1 << 20
-    assert instance.context.buffer_bytes()
+    work = "lamella_buffer_bytes{buffer_type=SIM0,usage=work}"
+    assert instance.context.buffer_bytes()["SIM0", "work"] == 1 << 20
+    assert grown[work] == instance.buffer_bytes()["SIM0", "work"] > found[work]
     instance.close()
-    assert instance.context.buffer_bytes() == {}
+    assert instance.buffer_bytes() == {}

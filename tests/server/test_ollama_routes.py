@@ -12,9 +12,12 @@ import pytest
 from anthropic_world import messages_server
 from embed_world import make_embedder
 from http_world import Reply, RunningServer, running
+from open_params import open_params
 from tiny_models import TINY, write_model
 
+from lamella.runtime.open import open_instance
 from lamella.server.config import ServerConfig
+from lamella.server.ollama.models import running as running_model
 from lamella.server.ollama.models import shown_file
 from lamella.server.routes import json_response
 
@@ -123,6 +126,13 @@ def test_numbers_of_a_file_that_json_lacks(tmp_path: Path) -> None:
     assert isinstance(reply, bytes)
     info = json.loads(reply)["model_info"]
     assert [info[key] for key in keys] == [None, None, 0.5]
+
+
+def test_the_size_counts_the_draft_model(tmp_path: Path) -> None:
+    write_model(TINY["llama"], path := tmp_path / "m.gguf")
+    params = open_params(path, n_ctx=64, devices=("none",), draft_model=str(path))
+    with open_instance(params) as instance:
+        assert running_model(instance)["size"] == sum(instance.buffer_bytes().values())
 
 
 def test_vectors() -> None:
