@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -28,24 +28,48 @@ SMALL_UBATCH: Final = 128
 
 def enforce(plan: ModelPlan) -> None:
     """Log the plan's choice and notes and `check` it. With placement "warn", log displaced nodes.
+    All that holds for its draft model, too.
 
     Raises:
         DoesNotFitError, PlacementError: see `check`.
     """
+    plans = [_Named(plan, "", ("-ot", "--cpu-moe", "--n-cpu-moe"))]
+    if (draft := plan.draft) is not None:
+        name = "the file's block: " if draft.is_block else "the draft model: "
+        plans.append(_Named(draft, name, ("-otd", "-cmoed", "-ncmoed"), plan.notes))
+    for each in plans:
+        _report(*each)
+    check(plan)
+    for each in plans:
+        if each.plan.params.placement.placement == "warn":
+            for line in summary(each.plan.displaced):
+                log.warning(each.name + line)
+
+
+class _Named(NamedTuple):
+    """A plan, its model's name in front of a line, and its flags. `known`: notes that are logged
+    already."""
+
+    plan: ModelPlan
+    name: str
+    flags: tuple[str, str, str]
+    known: Sequence[str] = ()
+
+
+def _report(plan: ModelPlan, name: str, flags: tuple[str, str, str], known: Sequence[str]) -> None:
+    """Log a plan's choice and notes."""
     if plan.choice:
-        log.log(logging.WARNING if plan.is_reduced else logging.INFO, plan.choice)
-    for note in plan.notes:
-        log.warning(note)
+        log.log(logging.WARNING if plan.is_reduced else logging.INFO, name + plan.choice)
+    for note in (*plan.notes, *plan.copied):
+        if note not in known:
+            log.warning(name + note)
     set_patterns = [pattern for pattern, _ in plan.params.placement.overrides]
+    override_flag, *moe_flags = flags
     for override in plan.overrides:
         if override.n_weights == 0 and override.pattern in set_patterns:
-            log.warning(f"-ot: no weight matches {override.pattern!r}")
+            log.warning(f"{override_flag}: no weight matches {override.pattern!r}")
         elif override.n_weights == 0:
-            log.warning("--cpu-moe and --n-cpu-moe have no effect: the model has no experts")
-    check(plan)
-    if plan.params.placement.placement == "warn":
-        for line in summary(plan.displaced):
-            log.warning(line)
+            log.warning(f"{' and '.join(moe_flags)} have no effect: the model has no experts")
 
 
 def check(plan: ModelPlan) -> None:

@@ -92,6 +92,7 @@ def draft_open_params(plan: ModelPlan, *, embd_offload: bool | None) -> OpenPara
             "overrides": params.draft.draft_overrides,
             "op_offload": placement.op_offload,
             "embd_offload": embd_offload,
+            "placement": placement.placement,
             "fit": placement.fit,
             "poll": placement.poll,
             "n_threads": n_threads,

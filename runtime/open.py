@@ -247,8 +247,6 @@ def _open_draft(
         own = sum(memory.weights for device in plan.devices for memory in device.memory)
         shared = "".join(f", and the model's {weight.name}" for weight in plan.shared)
         log.info(f"the file's block guesses tokens: {size_text(own)} of weights{shared}")
-        for line in plan.copied:
-            log.warning(line)
         return DraftBlock(block, vocab, context)
     with open_gguf(plan.path) as file:
         try:

@@ -14,10 +14,16 @@ from draft_world import guess_always, opened, texts
 from matrix import combinations
 from tiny_models import TINY, write_model
 
-from lamella.base.errors import BackendError, DoesNotFitError, RequestError
-from lamella.graph import GGMLType
+from lamella.base.errors import (
+    BackendError,
+    DoesNotFitError,
+    PlacementError,
+    RequestError,
+)
+from lamella.graph import GGMLType, Op
+from lamella.kernels.sim import SimDevice
 from lamella.model.outputs import TopLogits
-from lamella.runtime.check import check
+from lamella.runtime.check import check, enforce
 from lamella.runtime.engine.drafts.drafter import probability
 from lamella.runtime.engine.drafts.model import DraftModel
 from lamella.runtime.engine.drafts.translation import Translation, same_vocabulary
@@ -175,6 +181,29 @@ def test_an_embedding_model_has_none(name: str, value: object) -> None:
     params = OpenParams.make({"path": str(SHIPPED), "embeddings": True, name: value})
     with pytest.raises(RequestError, match=f"{name}: embeddings need no guesses"):
         plan_model(params)
+
+
+def test_what_a_draft_model_s_plan_says(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its flags without effect, and nodes on other devices, also by --placement strict."""
+    given = {"path": str(SHIPPED), "draft_model": str(SHIPPED), "devices": ("none",), "n_ctx": 512}
+    params = OpenParams.make({**given, "draft_overrides": (("ffn_dwon", "CPU"),)})
+    enforce(plan_model(params))
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "-otd: no weight matches 'ffn_dwon'"
+    ]
+    enforce(plan_model(params.change(draft_overrides=(), draft_cpu_moe=-1)))
+    assert caplog.messages[-1].startswith("-cmoed and -ncmoed have no effect")
+    supports_op = SimDevice.supports_op
+    monkeypatch.setattr(
+        SimDevice, "supports_op", lambda self, t: t.op is not Op.ROPE and supports_op(self, t)
+    )
+    params = OpenParams.make({**given, "draft_devices": ("sim",), "draft_gpu_layers": -1})
+    enforce(plan_model(params))
+    assert "the draft model: 10 ROPE nodes run on CPU, not on SIM0" in caplog.messages[-1]
+    with pytest.raises(PlacementError, match="ROPE nodes run on CPU, not on SIM0"):
+        enforce(plan_model(params.change(placement="strict")))
 
 
 def test_a_draft_model_that_does_not_fit() -> None:
