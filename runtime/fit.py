@@ -83,13 +83,19 @@ def draft_open_params(plan: ModelPlan, *, embd_offload: bool | None) -> OpenPara
     placement = params.placement
     n_threads = params.draft.draft_threads or placement.n_threads
     n_batch = params.draft.draft_threads or placement.n_threads_batch
+    shares: dict[str, object] = {}
+    if not params.draft.draft_devices:  # these are of the model's devices
+        names = ("split_mode", "main_gpu", "tensor_split")
+        shares = {name: getattr(placement, name) for name in names}
     found = OpenParams.make(
         {
+            **shares,
             "path": params.draft.draft_model or params.model.path,
             "devices": params.draft.draft_devices or placement.devices,
             "n_gpu_layers": params.draft.draft_gpu_layers,
             "n_cpu_moe": params.draft.draft_cpu_moe,
             "overrides": params.draft.draft_overrides,
+            "kv_offload": placement.kv_offload,
             "op_offload": placement.op_offload,
             "embd_offload": embd_offload,
             "placement": placement.placement,

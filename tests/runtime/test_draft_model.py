@@ -206,6 +206,21 @@ def test_what_a_draft_model_s_plan_says(
         enforce(plan_model(params.change(placement="strict")))
 
 
+def test_a_draft_model_is_where_the_model_is() -> None:
+    given = {"path": str(SHIPPED), "n_ctx": 256, "devices": ("sim:1GiB:2",), "fit": False}
+    both = {**given, "draft_model": str(SHIPPED), "kv_offload": False}
+    for name, value in (("split_mode", "none"), ("tensor_split", (0.0, 1.0))):
+        params = OpenParams.make({**both, name: value, "main_gpu": int(name == "split_mode")})
+        plan = plan_model(params)
+        assert plan.draft is not None
+        for each in (plan, plan.draft):
+            gpu, cpu = each.devices
+            assert gpu.name == "SIM1" and gpu.n_layers == each.n_layers
+            assert sum(m.kv for m in gpu.memory) == 0 < sum(m.kv for m in cpu.memory)
+    draft = plan_model(params.change(draft_devices=("sim",))).draft
+    assert draft is not None and [device.name for device in draft.devices] == ["SIM0", "CPU"]
+
+
 def test_a_draft_model_that_does_not_fit() -> None:
     options = {"path": str(SHIPPED), "n_ctx": 256, "devices": ("sim:12MiB",), "fit": False}
     fits = plan_model(OpenParams.make({**options, "n_gpu_layers": -1}))
