@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +29,7 @@ from ...graph.tensor import Tensor
 from ...graph.types import GGMLType
 from ...sched.backend import Link
 from .failures import remote_error
-from .files import FileIdentity, identify
+from .files import Identities
 from .graphs import BufferReference, Encoded
 from .memory import RemoteBuffer, RemoteBufferType
 from .pulse import Pulse
@@ -77,7 +76,7 @@ class Control:
         self._lock = threading.Lock()
         self._to_free: deque[int] = deque()  # collected garbage: sent before the next request
         self._peers: dict[Control, Peer | None] = {}
-        self._identities: dict[Path, FileIdentity] = {}
+        self._identities = Identities()
         self._results: list[tuple[int, int, bytes]] = []  # see `keep_results`
         self.n_writes = 0  # to memory that results may be in
         self._ask_graph = cache(self._call)
@@ -238,14 +237,11 @@ class Control:
         self, id: int, offset: int, tensor: Tensor, parts: Sequence[FilePart], type: GGMLType
     ) -> None:
         """Let the worker read a tensor from its own copy of the file, which has it as `type`."""
-        for part in parts:
-            if part.path not in self._identities:
-                self._identities[part.path] = identify(part.path)
         self._call_with(
             "load",
             **_place(id, offset, tensor),
             file_type=type.name,
-            parts=[[*self._identities[p.path], p.offset, p.n_bytes] for p in parts],
+            parts=[[*self._identities.of(p.path), p.offset, p.n_bytes] for p in parts],
         )
 
     def keep_results(self, results: list[tuple[int, int, bytes]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,8 @@ from ...alloc.buffer import Bytes, FilePart
 from ...base.errors import DownloadError, ModelFileError
 
 END_BYTES: Final = 1 << 20  # bytes at each end of a file that are compared
+
+Stamp = tuple[int, int, int]  # number, size and time of a file: those of another version differ
 
 
 class FileIdentity(NamedTuple):
@@ -62,6 +65,48 @@ def own_copy(wanted: FileIdentity) -> Path:
             f"{wanted.n_bytes}" + (", with other contents" * (found.n_bytes == wanted.n_bytes))
         )
     return path
+
+
+class Identities:
+    """The identities of the driver's files. One that was replaced or written has a new one."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Stamp, FileIdentity]] = {}
+
+    def of(self, path: Path) -> FileIdentity:
+        """The identity of a file. Raises OSError: it cannot be read."""
+        stamp = _stamp(path)
+        known = self._known.get(path)
+        if known is None or known[0] != stamp:
+            known = self._known[path] = stamp, identify(path)
+        return known[1]
+
+
+class OwnCopies:
+    """This machine's copies of the driver's files. One that was replaced or written is compared
+    again."""
+
+    def __init__(self) -> None:
+        self._known: dict[FileIdentity, tuple[Stamp | None, Path]] = {}
+
+    def of(self, wanted: FileIdentity) -> Path:
+        """The copy of a file. Raises as `own_copy`."""
+        known = self._known.get(wanted)
+        if known is None or known[0] is None or known[0] != _stamp_or_none(known[1]):
+            path = own_copy(wanted)
+            known = self._known[wanted] = _stamp_or_none(path), path
+        return known[1]
+
+
+def _stamp(path: Path) -> Stamp:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _stamp_or_none(path: Path) -> Stamp | None:
+    with suppress(OSError):
+        return _stamp(path)
+    return None
 
 
 def _from_hub(path: PurePath) -> Path:

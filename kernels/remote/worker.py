@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from itertools import count
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +32,7 @@ from ...graph.types import GGMLType
 from ...sched.backend import Device
 from ..reference.arrays import to_f32
 from .failures import error_json
-from .files import FileIdentity, own_copy, read_parts
+from .files import FileIdentity, OwnCopies, read_parts
 from .graphs import BufferReference, Json, decode_graph
 from .peers import Mailbox, PeerLink
 from .pulse import answer
@@ -66,7 +65,7 @@ class Worker:
         self._streams: list[Stream] = []
         self._secret = secret
         self._ids = count(1)
-        self._own: dict[FileIdentity, Path] = {}
+        self._own = OwnCopies()
         self._channels: list[Channel] = []
         self._server: socket.socket | None = None
         self._ended = threading.Event()
@@ -273,10 +272,8 @@ class Worker:
         """Read a tensor from this machine's copy of the file."""
         tensor, found = self._tensor(**place), []
         for path, n_bytes, ends, offset, n in parts:
-            wanted = FileIdentity(path, n_bytes, ends)
-            if wanted not in self._own:
-                self._own[wanted] = own_copy(wanted)
-            found.append(FilePart(self._own[wanted], offset, n))
+            own = self._own.of(FileIdentity(path, n_bytes, ends))
+            found.append(FilePart(own, offset, n))
         if GGMLType[file_type] is tensor.type:
             tensor.buffer.fill_tensor(tensor, lambda begin, end: read_parts(found, begin, end))
             return

@@ -10,7 +10,9 @@ import pytest
 
 from lamella.alloc.buffer import FilePart
 from lamella.base.errors import DownloadError, ModelFileError
-from lamella.kernels.remote.files import END_BYTES, identify, own_copy, read_parts
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.remote.files import END_BYTES, Identities, identify, own_copy, read_parts
+from lamella.kernels.remote.worker import Worker
 
 
 @pytest.fixture
@@ -41,6 +43,34 @@ def test_both_ends_are_compared(path: Path) -> None:
         file.seek(-1, 2)
         file.write(b"x")
     assert identify(path) != wanted
+
+
+def test_a_driver_s_file_that_is_replaced_has_another_identity(path: Path) -> None:
+    identities = Identities()
+    before = identities.of(path)
+    assert before == identify(path)
+    path.with_name("new").write_bytes(bytes(4096))
+    path.with_name("new").replace(path)
+    assert identities.of(path) == identify(path) != before
+
+
+def test_a_worker_compares_a_copy_that_was_replaced(path: Path) -> None:
+    """It loads a tensor, then another one of the same file of the driver."""
+    worker, wanted = Worker(CpuDevice(1), b"secret"), identify(path)
+    buffer = worker.alloc(0, 64)
+    place = {"buffer": buffer, "offset": 0, "type": "I8", "ne": [64], "name": "w"}
+    parts = [[*wanted, 0, 64]]
+    try:
+        for _ in range(2):
+            worker.load(file_type="I8", parts=parts, **place)
+        path.write_bytes(bytes(4096))
+        with pytest.raises(ModelFileError, match="differs from the driver's file"):
+            worker.load(file_type="I8", parts=parts, **place)
+        path.unlink()
+        with pytest.raises(ModelFileError, match="does not have the model"):
+            worker.load(file_type="I8", parts=parts, **place)
+    finally:
+        worker.close()
 
 
 def test_a_missing_file_names_the_way_out(path: Path) -> None:
