@@ -209,6 +209,8 @@ def place_model(
     homes = place(file.path, arch.hp, {w.spec: w.type for w in found}, placement)
     shared = SharedWeights({}, {})
     if block_of is not None:
+        if block_of.stamps != file.stamps:
+            raise ModelFileError(f"{file.path}: the file was replaced after its model was loaded")
         shared = share_weights(block_of, found, homes, placement)
     model = LoadedModel(file, arch, {**homes, **shared.homes}, placement, memory)
     model.specs = {spec.name: spec for spec in specs}

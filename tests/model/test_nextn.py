@@ -121,6 +121,15 @@ def test_a_model_lives_longer_than_its_block(tmp_path: Path) -> None:
         assert not any(buffer.freed for buffer in model.buffers)
 
 
+def test_a_block_of_another_file_is_refused(tmp_path: Path) -> None:
+    path, placement = tmp_path / "m.gguf", placed(CpuDevice())
+    write_nextn(TINY["llama"], path)
+    with load_model(path, placement) as model:
+        write_nextn(TINY["qwen3"], path)
+        with pytest.raises(ModelFileError, match="replaced after its model was loaded"):
+            load_model(path, placement, block_of=model)
+
+
 def test_files_without_a_block_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_model(TINY["llama"], path)
