@@ -1,6 +1,7 @@
 """The options of all tests, their order, and their environment.
 
-With several test processes, each collects only the files that it runs (`FileTests`).
+With several test processes, each collects only the files that it runs (`FileTests`). On a real
+GPU, each collects all tests of the few files there.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
     config = parent.config
+    if config.getoption("--cuda"):
+        return None  # one file has most tests
     if hasattr(config, "workerinput") and not any("::" in name for name in config.args):
         return LateFile.from_parent(parent, path=module_path)
     return None
