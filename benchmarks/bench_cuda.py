@@ -196,7 +196,8 @@ def bench_models(
     device: CudaDevice, models: Sequence[str], folder: Path, trials: int
 ) -> list[dict[str, Any]]:
     results = []
-    print(f"\n{'model':12} {'test':16} {'tokens/s':>10}")
+    if models:
+        print(f"\n{'model':12} {'test':16} {'tokens/s':>10}")
     for model in models:
         path = random_model(folder, model)
         options = {"devices": [device.name], "n_gpu_layers": -1, "n_ubatch": 2048}
@@ -226,13 +227,17 @@ def main() -> None:
     device = next((d for d in registry.devices() if d.name == args.device), None)
     if device is None:
         sys.exit(f"no {args.device}: " + ", ".join(d.name for d in registry.devices()))
-    top = Ceilings() if args.no_limits else measure_ceilings(device, args.trials)
     print(f"{device.name}: {device.description}; {registry.versions}")
-    print(
-        f"copy {top.copy_gbs:.0f} GB/s, int8 {top.s8_tops:.0f} TOP/s, "
-        f"float16 {top.f16_tflops:.0f} TFLOP/s"
-    )
-    found: dict[str, Any] = {"device": device.description, "ceilings": asdict(top)}
+    top = Ceilings()
+    if not args.no_limits:
+        top = measure_ceilings(device, args.trials)
+        print(
+            f"copy {top.copy_gbs:.0f} GB/s, int8 {top.s8_tops:.0f} TOP/s, "
+            f"float16 {top.f16_tflops:.0f} TFLOP/s"
+        )
+    found: dict[str, Any] = {"device": device.description}
+    if not args.no_limits:
+        found["ceilings"] = asdict(top)
     if not args.no_ops:
         found["ops"] = bench_ops(device, args.pattern, args.trials, top)
     models = [m for m in args.models.split(",") if m]

@@ -1,12 +1,13 @@
 """Speed of the engine alone, without HTTP: tokens per second, and Python's time per token.
 
     scripts/bench engine MODEL [--streams 32] [--tokens 100] [--threads N] [--device CUDA0]
-                               [--repeat 5] [--profile]
+                               [--repeat 5] [--no-guesses] [--profile]
 
 Submits `--streams` generations at once, with sinks that make text, and waits for their ends. The
 engine's thread computes them; "outside" is its time outside of the processor's kernels: Python,
 sampling and copies. Requests are those of bench_sampling.py that servers see: defaults and greedy.
-`--profile` prints Python's functions by their time instead. The last line is JSON.
+With `--no-guesses`, every step computes one token of each stream. `--profile` prints Python's
+functions by their time instead. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="none", help="the device of all layers; none: the CPU")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--no-guesses", action="store_true", help="no speculative decoding")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     options = {"path": args.model, "n_parallel": args.streams, "devices": (args.device,)}
@@ -157,7 +159,8 @@ def main() -> None:
         options["n_threads"] = args.threads
     results: dict[str, Any] = {}
     with open_instance(OpenParams.make({**options, "n_ctx": n_ctx})) as instance:
-        for name, request in REQUESTS.items():
+        for name, kind in REQUESTS.items():
+            request = kind | ({"spec_type": "none"} if args.no_guesses else {})
             run(instance, request, args.streams, args.tokens)  # builds the graphs
             if args.profile:
                 profile(instance, request, args.streams, args.tokens)

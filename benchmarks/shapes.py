@@ -89,6 +89,7 @@ _GPT_OSS: Final = Shape(
     n_expert_used=4,
 )
 _1B: Final = Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8)
+_8B: Final = Shape(n_embd=4096, n_ff=14336, n_layer=32, n_head=32, n_head_kv=8, n_vocab=128_000)
 _QWEN35: Final = Shape(
     arch="qwen35",
     n_embd=2560,
@@ -125,9 +126,11 @@ SHAPES: Final = {
         n_expert=8,
         n_expert_used=2,
     ),
-    "8b": Shape(n_embd=4096, n_ff=14336, n_layer=32, n_head=32, n_head_kv=8, n_vocab=128_000),
+    "8b": _8B,
     "1b": _1B,
-    "1b-4l": replace(_1B, n_layer=4),  # less to write and to load, more than caches hold
+    # less to write and to load, more than caches hold
+    "8b-4l": replace(_8B, n_layer=4),
+    "1b-4l": replace(_1B, n_layer=4),
     "0.5b": Shape(n_embd=896, n_ff=4864, n_layer=24, n_head=14, n_head_kv=2),
     "110m": Shape(n_embd=768, n_ff=2048, n_layer=12, n_head=12, n_head_kv=12),
     "15m": Shape(n_embd=288, n_ff=768, n_layer=6, n_head=6, n_head_kv=6),

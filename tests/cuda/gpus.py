@@ -6,6 +6,7 @@ The same checks run on both: a test gets the right size from `gpus.pick`.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,11 +52,12 @@ class Gpus:
 
 
 def real_gpus() -> Gpus:
-    """The machine's GPUs. Ends pytest if there are none."""
+    """The machine's GPUs, or an emulated one (benchmarks/gpu_rehearsal). Ends pytest if there are
+    none."""
     registry = find_cuda()
     if not registry.devices():
         pytest.exit(f"--cuda: there is no CUDA device: {registry.reason}", returncode=1)
-    return Gpus(registry, is_real=True)
+    return Gpus(registry, is_real="LAMELLA_TEST_GPU" not in os.environ)
 
 
 @contextmanager

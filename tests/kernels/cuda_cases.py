@@ -23,7 +23,7 @@ from lamella.base.settings import NO_FEW, NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.inputs import FROM_HOST
-from lamella.kernels.cuda.kernel_set import KERNELS, kernels_for
+from lamella.kernels.cuda.kernel_set import kernels_for
 from lamella.kernels.cuda.limits import H100, Limits
 from lamella.kernels.cuda.ops.quantized import TYPES
 from lamella.kernels.cuda.results import to_host
@@ -142,8 +142,9 @@ def model_graphs() -> Sequence[tuple[str, Graph]]:
     return graphs
 
 
-def graph_calls(graph: Graph, fuse: bool = True) -> list[CudaCall]:
+def graph_calls(graph: Graph, fuse: bool = True, limits: Limits = H100) -> list[CudaCall]:
     """The calls that compute a graph. No two tensors share memory."""
+    known = kernels_for(limits)
     places = count(2**40, 2**32)
     where: dict[Tensor, int] = {}
 
@@ -154,11 +155,11 @@ def graph_calls(graph: Graph, fuse: bool = True) -> list[CudaCall]:
         return where[root] + (t.offset - root.offset if t.buffer is not None else t.view_offs)
 
     def table_of(node: Tensor) -> OpTable[CudaCall]:
-        return KERNELS.table_of(node) if KERNELS.supports(node) else unsupported
+        return known.table_of(node) if known.supports(node) else unsupported
 
     unsupported = OpTable[CudaCall]()
     unsupported.implements(*Op)(lambda node: ())
-    kernels = KernelSet(table_of, KERNELS.fusers)
+    kernels = KernelSet(table_of, known.fusers)
     with NO_FUSION.set(not fuse):
         kernels.optimize(graph)
         return [step.call for step in kernels.steps_of(graph, address_of).steps]

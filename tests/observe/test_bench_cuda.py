@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bench_cuda
 import cuda_run
@@ -15,6 +14,7 @@ import gpu_cases
 import numpy as np
 import pytest
 from bench_cuda import Bench, Ceilings, measure_ceilings, milliseconds
+from case_tensors import Shapes
 from cuda_grid import GridCompiler, GridDriver, needs_compiler
 from gpu_cases import GpuCase, Ints, Tensors, all_cases
 from shapes import SHAPES, Shape
@@ -30,21 +30,6 @@ from lamella.kernels.plan.fusion import find_chains
 from lamella.observe.bench import BenchTest
 
 F32 = GGMLType.F32
-
-
-class Shapes(Tensors):
-    """Makes the tensors of cases without data, except those with values."""
-
-    def __init__(self) -> None:
-        self.values: dict[Tensor, Ints] = {}
-        self._kept: dict[Any, Tensor] = {}
-
-    def tensor(self, type: GGMLType, *ne: int, key: Any, values: Ints | None = None) -> Tensor:
-        t = self._kept.setdefault(key, Tensor(type, ne))
-        assert t.type is type and t.ne == Tensor(type, ne).ne, f"two tensors are {key}"
-        if values is not None:
-            self.values[t] = values.reshape(t.ne[1::-1] if ne[1:] else -1)
-        return t
 
 
 def cost(graph: Graph, values: dict[Tensor, Ints]) -> tuple[int, int]:
