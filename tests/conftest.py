@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,10 +18,6 @@ import pytest
 
 # also in the processes that tests start; tests that feed NaN on purpose use STRICT.set(0)
 os.environ.setdefault("LAMELLA_STRICT", "1")
-
-# an emulated GPU is slow; the test of this feature sets NO_WARM_UP.set(0)
-if "--cuda" not in sys.argv:
-    os.environ.setdefault("LAMELLA_NO_WARM_UP", "1")
 
 # one of several test processes has one processor: threads by default would wait for each other
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -93,6 +88,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="print the N test files that took longest, with their processor time",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # an emulated GPU is slow; the test of this feature sets NO_WARM_UP.set(0)
+    if not config.getoption("--cuda"):
+        os.environ.setdefault("LAMELLA_NO_WARM_UP", "1")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -162,10 +164,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def output(project: Path, *arguments: str, status: int = 0) -> str:
+def output(
+    project: Path, *arguments: str, status: int = 0, environment: Mapping[str, str] | None = None
+) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=project,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -253,6 +258,27 @@ def test_all(made, i, request):
     assert " passed" not in output(
         project, "-n1", "-k", "unknown", "tests/base/test_one.py", status=5
     )
+
+
+def test_on_a_real_gpu_all_processes_share_the_tests_of_a_file(project: Path) -> None:
+    text = """
+import os, time
+from pathlib import Path
+import pytest
+@pytest.mark.parametrize("i", range(8))
+def test_one(i):
+    assert "LAMELLA_NO_WARM_UP" not in os.environ
+    time.sleep(0.2)
+    Path(f"run-by-{os.getpid()}").touch()
+"""
+    file = project / "tests" / "base" / "test_device.py"
+    file.write_text(text)
+    environment = {k: v for k, v in os.environ.items() if k != "LAMELLA_NO_WARM_UP"}
+    shown = output(
+        project, "--cuda", "-n2", "--dist", "worksteal", str(file), environment=environment
+    )
+    assert "8 passed" in shown
+    assert len([*project.glob("run-by-*")]) == 2
 
 
 def test_a_file_without_tests_does_not_disturb_the_next_one(project: Path) -> None:
