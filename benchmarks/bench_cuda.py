@@ -7,7 +7,7 @@ cores. Each op or fused chain (benchmarks/gpu_cases.py) runs on so many copies o
 the cache is cold. The runs are captured as one CUDA graph and timed by events. A line has the
 microseconds of one run (median of the trials), GB/s of its reads and writes, TFLOP/s, and their
 shares of the limits. Models are random (benchmarks/make_model.py) and written once to build/models.
-The last line is JSON.
+The last line is JSON, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -149,9 +149,10 @@ class Bench(Tensors):
 # --- cases and models ---
 
 
-def bench_ops(device: CudaDevice, pattern: str, trials: int, top: Ceilings) -> list[dict[str, Any]]:
+def bench_ops(
+    device: CudaDevice, pattern: str, trials: int, top: Ceilings
+) -> Iterator[dict[str, Any]]:
     print(f"{'case':44} {'us':>9} {'GB/s':>8} {'copy':>5} {'TFLOP/s':>8} {'rate':>5}")
-    results = []
     for case in all_cases():
         if not re.search(pattern, case.name):
             continue
@@ -167,8 +168,7 @@ def bench_ops(device: CudaDevice, pattern: str, trials: int, top: Ceilings) -> l
         if case.rate:
             line += f" {tflops / getattr(top, case.rate):5.0%}"
         print(line)
-        results.append({"case": case.name, "us": us, "GB/s": gbs, "TFLOP/s": tflops})
-    return results
+        yield {"case": case.name, "us": us, "GB/s": gbs, "TFLOP/s": tflops}
 
 
 MODEL_TESTS: Final = (
@@ -194,8 +194,7 @@ def random_model(folder: Path, model: str) -> Path:
 
 def bench_models(
     device: CudaDevice, models: Sequence[str], folder: Path, trials: int
-) -> list[dict[str, Any]]:
-    results = []
+) -> Iterator[dict[str, Any]]:
     if models:
         print(f"\n{'model':12} {'test':16} {'tokens/s':>10}")
     for model in models:
@@ -207,8 +206,7 @@ def bench_models(
                 bench.run(test)
                 rate = test.n_tokens / statistics.median(bench.run(test) for _ in range(trials))
                 print(f"{model:12} {test.name:16} {rate:10.0f}")
-                results.append({"model": model, "test": test.name, "tokens/s": rate})
-    return results
+                yield {"model": model, "test": test.name, "tokens/s": rate}
 
 
 def main() -> None:
@@ -235,13 +233,18 @@ def main() -> None:
             f"copy {top.copy_gbs:.0f} GB/s, int8 {top.s8_tops:.0f} TOP/s, "
             f"float16 {top.f16_tflops:.0f} TFLOP/s"
         )
-    found: dict[str, Any] = {"device": device.description}
+    found: dict[str, Any] = {"device": device.description, "ops": [], "models": []}
     if not args.no_limits:
         found["ceilings"] = asdict(top)
-    if not args.no_ops:
-        found["ops"] = bench_ops(device, args.pattern, args.trials, top)
-    models = [m for m in args.models.split(",") if m]
-    found["models"] = bench_models(device, models, args.model_folder, args.trials)
+    try:
+        if not args.no_ops:
+            for op in bench_ops(device, args.pattern, args.trials, top):
+                found["ops"].append(op)
+        models = [m for m in args.models.split(",") if m]
+        for model in bench_models(device, models, args.model_folder, args.trials):
+            found["models"].append(model)
+    except KeyboardInterrupt:
+        print("interrupted")
     print(json.dumps(found))
 
 

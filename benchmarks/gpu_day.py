@@ -54,7 +54,7 @@ def run(step: Step, log: Path, left: float = 1e9, rehearses: bool = False) -> Re
     if left < LEAST + GRACE:
         return Result(step.name, "no time")
     command = step.command if rehearses and step.command else step.whole
-    environment = os.environ | (rehearsal(step) if rehearses else {})
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (rehearsal(step) if rehearses else {})
     limit = min(SLOWER * step.limit if rehearses else step.limit, left - GRACE)
     begin, status = time.monotonic(), "too slow"
     with log.open("wb") as file, started(command, file, environment) as process:

@@ -7,6 +7,7 @@ tests/observe/test_gpu_steps.py looks each of them up.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ PYTHON: Final = sys.executable
 DEVICE: Final = "CUDA0"
 MODELS: Final = ("1b:Q4_0", "8b:Q4_0", "1b:Q4_K", "8b:Q4_K")
 
+WORKERS: Final = max(2, 3 * (os.cpu_count() or 1) // 4)  # processes of tests; each has one thread
 PYTEST: Final = (PYTHON, "-m", "pytest", "--cuda", "-q", "--timeout", "120")
 DEVICE_OPS: Final = "tests/cuda/test_cuda_device_ops.py"
 MEMORY: Final = "tests/cuda/test_cuda_memory.py"
@@ -104,7 +106,7 @@ def steps(out: Path, folder: Path, models: Sequence[str], llama_bench: str) -> I
     yield Step("machine", 20, tool=["nvidia-smi"])
     doctor = [PYTHON, "-m", "lamella", "doctor", "-dev", DEVICE]
     yield Step("doctor", 120, doctor, must=True, checks=True)
-    few = [*PYTEST, *workers(4), DEVICE_OPS, "-k", FEW_OPS]
+    few = [*PYTEST, *workers(min(4, WORKERS)), DEVICE_OPS, "-k", FEW_OPS]
     yield Step("few-ops", 120, few, checks=True)
     yield from model_steps(folder, models[:1], llama_bench)
     yield tests("tests", 300, out)
@@ -142,7 +144,7 @@ def workers(n: int) -> list[str]:
 
 def tests(name: str, limit: float, out: Path, *options: str) -> Step:
     report = f"--junitxml={out / name}.xml"
-    command = [*PYTEST, *workers(8), *options, report, f"--ignore={MEMORY}", "tests/cuda"]
+    command = [*PYTEST, *workers(WORKERS), *options, report, f"--ignore={MEMORY}", "tests/cuda"]
     return Step(name, limit, command, checks=True)
 
 

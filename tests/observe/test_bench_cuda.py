@@ -219,6 +219,25 @@ def test_an_unknown_device(monkeypatch: pytest.MonkeyPatch, registry: CudaRegist
 
 
 @needs_compiler
+def test_an_interrupted_program_prints_what_it_measured(
+    monkeypatch: pytest.MonkeyPatch, registry: CudaRegistry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: list[str] = []
+
+    def microseconds(self: Bench, case: GpuCase, trials: int) -> float:
+        names.append(case.name)
+        if len(names) == 3:
+            raise KeyboardInterrupt
+        return 2.0
+
+    monkeypatch.setattr(Bench, "microseconds", microseconds)
+    run_main(monkeypatch, registry, "swiglu", "--no-limits")
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [op["case"] for op in found["ops"]] == names[:2]
+    assert found["models"] == [] and "ceilings" not in found
+
+
+@needs_compiler
 def test_the_program_prints_a_table_and_json(
     monkeypatch: pytest.MonkeyPatch,
     registry: CudaRegistry,
