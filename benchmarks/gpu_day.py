@@ -46,14 +46,15 @@ REHEARSED_TESTS: Final = "test_a_bad_index or test_contexts or test_a_profile"
 
 
 def run(step: Step, log: Path, left: float = 1e9, rehearses: bool = False) -> Result:
-    """Run a step for at most `left` seconds; its output goes to a file. A rehearsal needs no
-    tool that runs another command."""
-    has_tool = not step.tool or shutil.which(step.tool[0])
-    if not has_tool and not (rehearses and step.command):
+    """Run a step for at most `left` seconds; its output goes to a file. A rehearsal uses no
+    tool."""
+    if rehearses and not step.command:
+        return Result(step.name, "skipped", tail=["it needs a GPU"])
+    if step.tool and not rehearses and not shutil.which(step.tool[0]):
         return Result(step.name, "skipped", tail=[f"{step.tool[0]} is not installed"])
     if left < LEAST + GRACE:
         return Result(step.name, "no time")
-    command = step.command if rehearses and step.command else step.whole
+    command = step.command if rehearses else step.whole
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (rehearsal(step) if rehearses else {})
     limit = min(SLOWER * step.limit if rehearses else step.limit, left - GRACE)
     begin, status = time.monotonic(), "too slow"
@@ -165,6 +166,8 @@ def main() -> int:
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # steps end with this process
+    # so that slow steps can be interrupted, also if a script runs this in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     out, models = args.out.resolve(), REHEARSED if args.rehearse else MODELS
     plan = [KERNELS] if args.rehearse else []
     plan += steps(out, args.models, models, args.llama_bench)

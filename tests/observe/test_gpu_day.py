@@ -39,6 +39,13 @@ def test_a_step_ends_in_one_of_four_ways(tmp_path: Path) -> None:
     assert (missing.status, missing.tail) == ("skipped", ["no-such-tool is not installed"])
 
 
+def test_a_rehearsal_runs_commands_without_their_tools(tmp_path: Path) -> None:
+    step = Step("a", 20, python("print(1)"), tool=["no-such-tool"])
+    assert run(step, tmp_path / "log", rehearses=True).tail == ["1"]
+    alone = run(Step("b", 20, tool=["true"]), tmp_path / "log", rehearses=True)
+    assert (alone.status, alone.tail) == ("skipped", ["it needs a GPU"])
+
+
 def test_a_slow_step_ends_with_all_its_processes(tmp_path: Path) -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     code = f"import subprocess; subprocess.run({sleep!r})"
