@@ -43,8 +43,11 @@ def check_messages(messages: object) -> list[Message]:
 
 
 def check_template_options(options: Mapping[str, object]) -> None:
-    """Raises RequestError if `options` replace variables that the messages decide, or have tools
-    that no template can print."""
+    """Raises RequestError if a name of `options` is no text, if they replace variables that the
+    messages decide, or have tools that no template can print."""
+    for name in options:
+        if not isinstance(name, str):
+            raise _refused("chat_template_kwargs", name, "must have names that are strings")
     taken = RESERVED & options.keys()
     if taken:
         raise RequestError(f'"chat_template_kwargs" must not set {sorted(taken)}')
@@ -68,7 +71,7 @@ def _checked(where: str, message: object) -> Message:
         content = ""
     found["content"] = _content(f"{where}.content", content)
     _check_texts(where, found)
-    if role == "assistant" and "tool_calls" in found:
+    if "tool_calls" in found:  # of any role: templates and their rewriting read them
         found["tool_calls"] = check_calls(f"{where}.tool_calls", found["tool_calls"])
     return found
 

@@ -78,6 +78,8 @@ def test_variables_of_the_template(path: Path) -> None:
             model.chat("a", chat_template_kwargs={"messages": []})
         with pytest.raises(RequestError, match="chat_template_kwargs: 3 is not a dict"):
             model.chat("a", chat_template_kwargs=3)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match=r"names that are strings, found 5"):
+            model.chat("a", chat_template_kwargs={5: 1})  # type: ignore[dict-item]
 
 
 def test_messages_that_are_not_utf8(model: lamella.Model) -> None:

@@ -231,6 +231,10 @@ def test_answers_and_results_may_be_empty(role: str) -> None:
             [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
             r'"messages\[0\].tool_calls\[0\].function" must be',
         ),
+        *(
+            ([{"role": role, "content": "", "tool_calls": [5]}], r'"messages\[0\].tool_calls\[0\]"')
+            for role in ("user", "system", "tool")
+        ),
     ],
 )
 def test_invalid_messages(messages: object, message: str) -> None:
