@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,11 +75,16 @@ def read_texts(
     head = "" if path is None else f"{path}, "
     chunks = iter(lambda: stream.read1(N_CHUNK), b"")  # type: ignore[attr-defined]
     first = next(chunks, b"")
-    chunks = chain([first], chunks)
-    if kind == "json" or (kind == "auto" and _is_json(path, first)):
-        yield from _json_texts(chunks, head)
+    is_json = kind == "json" or (kind == "auto" and _has_json_suffix(path))
+    if is_json:
+        first = _with_whole_line(first, chunks)
+    elif kind == "auto" and _begins_as_json(first):
+        first = _with_whole_line(first, chunks, N_LINE_MAX)
+        is_json = _is_json(first)
+    if is_json:
+        yield from _json_texts(first, chunks, head)
         return
-    for lines in _split(chunks, separator.encode(), head):
+    for lines in _split(chain([first], chunks), separator.encode(), head):
         yield (_line_text(name, data, separator) for name, data in lines)
 
 
@@ -112,29 +118,45 @@ def _line_text(name: str, data: bytes, separator: str) -> Text:
 # --- JSON ---
 
 
-def _is_json(path: str | None, chunk: bytes) -> bool:
-    """True if a file has a suffix of JSON, or if the first line is JSON with texts."""
-    if path is not None and path.lower().endswith(JSON_SUFFIXES):
-        return True
-    line = chunk.removeprefix(BOM.encode()).lstrip().partition(b"\n")[0].strip()
-    if not line.startswith((b"[", b"{")):
-        return False
+def _has_json_suffix(path: str | None) -> bool:
+    return path is not None and path.lower().endswith(JSON_SUFFIXES)
+
+
+def _begins_as_json(chunk: bytes) -> bool:
+    return chunk.removeprefix(BOM.encode()).lstrip().startswith((b"[", b"{"))
+
+
+def _with_whole_line(first: bytes, chunks: Iterator[bytes], n_max: float = math.inf) -> bytes:
+    """The first chunk of a stream with those after it, up to the end of the first line that is not
+    empty. Not many more than `n_max` bytes of it."""
+    found, text = bytearray(first), first.lstrip()
+    while b"\n" not in text and len(found) <= n_max:
+        chunk = next(chunks, b"")
+        if not chunk:
+            break
+        text = chunk if text else chunk.lstrip()
+        found += chunk
+    return bytes(found)
+
+
+def _first_line(chunk: bytes) -> bytes:
+    return chunk.removeprefix(BOM.encode()).lstrip().partition(b"\n")[0].strip()
+
+
+def _is_json(chunk: bytes) -> bool:
+    """True if the first line is JSON with texts."""
+    line = _first_line(chunk)
     try:
         return line in (b"[", b"{") or bool(_values("", json.loads(line)))
     except (ValueError, RecursionError, RequestError):
         return False
 
 
-def _json_texts(chunks: Iterable[bytes], head: str) -> Iterator[Iterable[Text]]:
-    """The texts of lines of JSON; of one document if the first line is no value."""
-    first = b""
-    for chunk in chunks:
-        first += chunk
-        if b"\n" in first.lstrip():
-            break
-    line = first.removeprefix(BOM.encode()).lstrip().partition(b"\n")[0]
+def _json_texts(first: bytes, chunks: Iterable[bytes], head: str) -> Iterator[Iterable[Text]]:
+    """The texts of lines of JSON; of one document if the first line is no value. `first` has the
+    first line."""
     try:
-        json.loads(line or b"[]")
+        json.loads(_first_line(first) or b"[]")
     except (ValueError, RecursionError):
         name = head.removesuffix(", ") or "the input"
         yield _values(name, _parsed(name, first + b"".join(chunks)))

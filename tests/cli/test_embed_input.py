@@ -110,6 +110,19 @@ def test_broken_texts_are_named(data: str | bytes, message: str) -> None:
         values(data, kind=kind, path="FILE")
 
 
+@pytest.mark.parametrize("path", [None, "x.json"])
+@pytest.mark.parametrize("begin", ["", " \n"])
+def test_a_first_line_that_arrives_in_parts_is_json(
+    begin: str, path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed_input, "N_CHUNK", 16)
+    texts = ["[a b] " * 20, "b"]
+    assert values(begin + json.dumps(texts), path=path) == texts
+    lines = [json.dumps({"text": text}) for text in texts]
+    assert values(begin + "\n".join(lines), path=path) == texts
+    assert values("\n".join(texts)) == texts
+
+
 def test_very_long_lines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embed_input, "N_LINE_MAX", 100)
     with pytest.raises(RequestError, match="line 2 is longer than 100 bytes"):
