@@ -129,10 +129,16 @@ class Stream:
             if self._closed:
                 self._queue.clear()
                 if not self.ended.is_set():
-                    self._backend.work = None  # the driver's: it may still write there
-                    self._backend.free()
+                    self._free_backend()
                     self._long.put(False)
                     self.ended.set()
+
+    def _free_backend(self) -> None:
+        self._backend.work = None  # the driver's: it may still write there
+        try:
+            self._backend.free()
+        except FAILURES as e:  # the thread must live for other connections
+            log.warning(f"{self._channel.name}: {type(e).__name__}: {e}")
 
     def _work_long(self) -> None:
         while self._long.get():

@@ -101,9 +101,17 @@ class Worker:
             channel.close()
         for stream in self._streams:
             stream.ended.wait(END_SECONDS)  # its work uses the buffers
-        for buffer in list(self.buffers.values()):
-            buffer.free()
-        self.buffers.clear()
+        for number in list(self.buffers):
+            self._free(number)
+
+    def _free(self, number: int) -> None:
+        """Free a buffer, if there is one. The driver gets no reply, so an error is only logged."""
+        buffer = self.buffers.pop(number, None)
+        try:
+            if buffer is not None:
+                buffer.free()
+        except Exception as e:  # of a device that has failed, for example
+            log.warning(f"{self.device.name}: memory was not freed: {type(e).__name__}: {e}")
 
     def _accept(self) -> None:
         assert self._server is not None
@@ -189,9 +197,7 @@ class Worker:
             case Kind.CALL:
                 self._call(message.json(), channel)
             case Kind.FREE:
-                freed = self.buffers.pop(a, None)
-                if freed is not None:
-                    freed.free()
+                self._free(a)
             case Kind.READ:
                 found = tensor_get(self.bytes_at(a, b, size))
                 channel.send(Kind.DATA, data=found)

@@ -399,6 +399,21 @@ def test_a_stream_that_ends_frees_no_memory_of_the_driver(world: World) -> None:
     backend.work.clear(1)
 
 
+def test_a_stream_whose_device_cannot_be_freed_ends_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = with_work(world)
+    (stream,) = world.lent.workers[0]._streams
+    other = RemoteBackend(backend.device)
+    monkeypatch.setattr(stream._backend, "free", lambda: 1 / 0)
+    stream._channel.cut()
+    assert stream.ended.wait(SOON)
+    graph, _memory = place(other, ops.sqr(inp(4).set_output()).set_output())
+    other.graph_compute(graph)
+    other.synchronize()
+    other.free()
+
+
 def test_a_worker_that_closes_answers_no_request_about_freed_memory(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,23 @@ def test_freed_memory_is_free_at_the_worker(lent: Workers, cpu: CpuDevice) -> No
     assert device.buffer_type.used == 0
 
 
+def test_an_error_of_freeing_is_no_reply(
+    lent: Workers, cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = lent.lend(cpu)
+    there = lent.workers[0].buffers
+    first, second = placed(device, 8), placed(device, 8)
+    assert isinstance(first.buffer, RemoteBuffer)
+    monkeypatch.setattr(there[first.buffer.id], "free", lambda: 1 / 0)
+    first.buffer.free()
+    tensor_set(second, np.arange(8, dtype=np.float32))
+    assert tensor_get(second).tobytes() == np.arange(8, dtype=np.float32).tobytes()
+    assert len(there) == 1
+    monkeypatch.setattr(there[next(iter(there))], "free", lambda: 1 / 0)
+    lent.workers[0].close()
+    assert not there
+
+
 def test_out_of_memory_names_the_device(lent: Workers) -> None:
     device = lent.lend(SimDevice("SIM0", memory=1 << 20), "ray:a/SIM0")
     with pytest.raises(OutOfMemoryError) as raised:
