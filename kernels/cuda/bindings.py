@@ -29,8 +29,11 @@ log = get_logger("cuda")
 OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
 NOT_READY: Final = 600
-# after these errors every call fails, also calls that free memory
-FATAL: Final = frozenset({4, 700, 702, 709, 710, *range(714, 720)})
+# After these errors every call fails, also calls that free memory: kernels' faults, broken memory
+# (214) and links (220, 226), a GPU that the system has lost (46, 999), an ended MPS client (810).
+FATAL: Final = frozenset(
+    {4, 46, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 810, 911, 999}
+)
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 QUICK_BYTES: Final = 64 << 10  # a copy of so many bytes from the host never waits
 PORTABLE: Final = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all devices

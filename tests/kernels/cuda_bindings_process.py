@@ -522,6 +522,20 @@ def freeing_restores_the_current_context() -> None:
         assert int(first._driver.call("cuCtxGetCurrent")) == before, name
 
 
+@check
+def freeing_after_a_fatal_error_is_no_error() -> None:
+    gpu = gpus()[0]
+    address, stream = gpu.alloc(8), gpu.stream_new()
+    for code in (214, 226, 700, 719, 721, 999):  # memory, links, kernels' faults, a lost GPU
+        with machine(fail=f"cuMemFree={code},cuStreamDestroy={code}"):
+            gpu.free(address)
+            gpu.stream_free(stream)
+    with machine(fail="cuMemFree=1"), fails("cuMemFree: CUDA_ERROR_INVALID_VALUE"):
+        gpu.free(address)
+    gpu.free(address)
+    gpu.stream_free(stream)
+
+
 # --- with NVRTC ---
 
 
