@@ -37,6 +37,7 @@ from .flags import (
     system_prompt,
 )
 from .model_flags import add_text_argument, text_argument
+from .parser import INTERRUPTED
 from .peer_flags import add_peer_flags
 from .peer_options import CONVERSATION, TERMINAL
 from .screen import Screen
@@ -116,8 +117,7 @@ def main(args: argparse.Namespace, params: OpenParams | None = None) -> int:
         if runner.refuses_all:
             screen.note(NO_TERMINAL)
         if args.single_turn and first is not None:
-            session.answer(first)  # an error ends the program
-            return 0
+            return 0 if session.answer(first) else INTERRUPTED  # an error ends the program
         if is_terminal:
             screen.note(_welcome(instance, box))
         session.run(first, is_terminal, args.single_turn)
@@ -176,7 +176,10 @@ class Session:
                 return
 
     def handle(self, entry: Entry) -> bool:
-        """Answer an entry or execute its command. Return True if it was a message."""
+        """Answer an entry or execute its command. Return True if it was a message.
+
+        Errors are printed. Ctrl-C stops it, also while a prompt is prepared.
+        """
         try:
             command = None if entry.is_quoted else self._command(entry.text)
             if command is not None:
@@ -186,6 +189,8 @@ class Session:
                 return True
         except LamellaError as e:
             self.note(f"error: {e}")
+        except KeyboardInterrupt:
+            self.note(STOPPED.strip())
         return False
 
     def _command(self, text: str) -> Callable[[], None] | None:
@@ -206,8 +211,8 @@ class Session:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise RequestError(f"unknown command {name}{hint or '; /help shows the commands'}")
 
-    def answer(self, text: str) -> None:
-        """Print the answer to a message.
+    def answer(self, text: str) -> bool:
+        """Print the answer to a message. Return False if Ctrl-C stopped it.
 
         Raises:
             LamellaError: there is none, for example because the message is too long.
@@ -220,21 +225,25 @@ class Session:
             self._files = ""
             raise
         self._files = ""
-        self._print_answer(pieces)
+        return self._print_answer(pieces)
 
-    def _print_answer(self, deltas: Generator[Delta]) -> None:
-        """Print an answer. Run its calls and print the next answer, until one has no calls."""
+    def _print_answer(self, deltas: Generator[Delta]) -> bool:
+        """Print an answer. Run its calls and print the next answer, until one has no calls. Return
+        False if Ctrl-C stopped it."""
         for n in range(N_ROUNDS):
             if n > 0:
                 deltas = self._conversation.resume()
             self._note_left_out()
-            if not self._print_one(deltas) or not self._conversation.calls:
-                return
+            if not self._print_one(deltas):
+                return False
+            if not self._conversation.calls:
+                return True
             for call, outcome in self._runner.run(self._conversation.calls):
                 self._conversation.add_result(call, outcome.text)
             if self._runner.is_stopped:
-                return
+                return False
         self.note(f"no answer after {N_ROUNDS} rounds of calls: a message continues")
+        return True
 
     def _print_one(self, deltas: Generator[Delta]) -> bool:
         """Print one answer. Return False if Ctrl-C stopped it."""

@@ -17,6 +17,7 @@ from tiny_models import TINY, write_model
 
 from lamella.base.errors import ContextSizeError
 from lamella.cli.chat import Session
+from lamella.cli.chat_input import Entry
 from lamella.cli.conversation import Conversation
 from lamella.cli.screen import Screen
 from lamella.cli.tool_calls import CallRunner
@@ -130,6 +131,29 @@ def test_a_pasted_text_is_a_message(model: Path) -> None:
         session = _session(instance)
         assert session._command("/clear ") is not None
         assert session._command("/clear \nis a command of the chat") is None
+
+
+def test_ctrl_c_while_a_prompt_is_prepared_does_not_end_the_chat(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_instance(open_params(model)) as instance:
+        session = _session(instance)
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(session._conversation, "_prompt", interrupted)
+        assert not session.handle(Entry("a"))
+        assert capsys.readouterr().err.endswith("[stopped]\n")
+        assert session._conversation.messages == []
+
+
+def test_ctrl_c_in_a_single_turn_is_a_status(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Screen, "answer", interrupted)
+    assert chat(model, "-st", "-p", "a", lines="").returncode == 130
 
 
 def test_set(model: Path) -> None:
