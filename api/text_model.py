@@ -20,9 +20,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Unpack
 
 from .arguments import Request, chat_request, named, text_request
+from .base.errors import RequestError
 from .chat_options import ChatOptions
 from .cli.download import download_bar
 from .cli.start import StartProgress
@@ -374,7 +376,15 @@ def load(
 
 
 def _find(name: str | os.PathLike[str], offline: bool, progress: bool) -> Path:
-    """The file of a model, after a download if it is not cached."""
+    """The file of a model, after a download if it is not cached.
+
+    Raises:
+        RequestError: `name` is neither a text nor a path. Others: see `find_file`.
+    """
+    try:
+        name = os.fsdecode(name)
+    except TypeError:
+        raise RequestError(f"path is {shortened(name)}: must be a text or a path") from None
     with download_bar() if progress else nullcontext() as bar:
         report = None if bar is None else bar.on_progress
         return find_file(name, offline=offline, on_progress=report)

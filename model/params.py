@@ -7,11 +7,10 @@ Tested by tests/runtime/test_params.py and tests/cli/test_flags.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from ..base.errors import RequestError
 from ..base.options import Options, Shortcut, option, parse_number, refused, whole
 from ..graph.types import KV_TYPES, GGMLType
 from ..kernels.host import POLL
@@ -148,9 +147,11 @@ def _check_pooling(name: str, value: Any) -> Pooling | None:
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:
     """Return a tuple of names. Raises RequestError: it is no list of names."""
-    if isinstance(value, str):
-        raise RequestError(f"{name} is {value!r}: must be a list of names")
-    return tuple(value)
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    names = tuple(value) if is_list else ()
+    if not is_list or not all(isinstance(one, str) for one in names):
+        raise refused(name, value, "a list of names")
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,6 +254,9 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
+    for wrong in (5, ["a"], 1.5):
+        with pytest.raises(RequestError, match="must be a text or a path"):
+            lamella.load(wrong)  # type: ignore[arg-type]
     with pytest.raises(ModelFileError, match=r"nothing\.gguf"):
         lamella.load(tmp_path / "nothing.gguf")
     other = tmp_path / "other.gguf"

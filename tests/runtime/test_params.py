@@ -147,6 +147,8 @@ def test_every_option_is_read_somewhere() -> None:
         ("n_threads", 1.5, "n_threads is 1.5: must be a whole number"),
         ("type_k", "q4_k", "type_k is 'q4_k': must be one of f16, bf16, f32, q8_0, q4_0, "),
         ("devices", "CUDA0", "devices is 'CUDA0': must be a list of names"),
+        ("devices", 5, "devices is 5: must be a list of names"),
+        ("devices", [5], r"devices is \[5\]: must be a list of names"),
         ("split_mode", "rows", "split_mode is 'rows': must be one of layer, none$"),
         ("split_mode", "row", "'row': must be one of layer, none; a layer is computed whole"),
         ("placement", "never", "placement is 'never': must be one of strict, warn, auto"),
