@@ -22,7 +22,7 @@ from ray.serve import Application
 
 from ..base.errors import RequestError
 from ..base.log import get_logger
-from ..base.options import declarations
+from ..base.options import declarations, refused
 from ..kernels.host import default_threads
 from ..model.shipped import shipped_model
 from ..runtime.fit import plan_model
@@ -38,6 +38,7 @@ log = get_logger("cluster")
 ROUTER: Final = "lamella.cluster.router:PrefixRouter"
 POLICY: Final = "lamella.cluster.autoscaling:by_load"
 OWN: Final = ("model", "name", "replicas", "ray_actor_options")
+RESOURCES: Final = frozenset(("num_cpus", "memory", "num_gpus"))
 HEAD: Final = "node:__internal_head__"  # a resource of the head node that Ray defines
 NEWS_S: Final = 1.0
 HEALTH_S: Final = 5.0
@@ -70,6 +71,9 @@ def app(args: Mapping[str, Any]) -> Application:
         return application([model_of(common)])
     if not isinstance(models, Sequence) or isinstance(models, str) or not models:
         raise RequestError("models must be a list with the options of each model")
+    for i, each in enumerate(models):
+        if not isinstance(each, Mapping):
+            raise refused(f"models[{i}]", each, 'the options of a model, as {"model": "a.gguf"}')
     return application([model_of({**common, **each}) for each in models])
 
 
@@ -96,8 +100,19 @@ def model_of(args: Mapping[str, Any]) -> ModelReplicas:
         config=ServerConfig.make(config),
     )
     replicas = ClusterConfig.make({"replicas": args.get("replicas", 1)}).replicas
-    options = args.get("ray_actor_options") or {}
+    options = _actor_options(args.get("ray_actor_options") or {})
     return ModelReplicas(served=served, replicas=replicas, actor_options=options)
+
+
+def _actor_options(given: object) -> Mapping[str, Any]:
+    """Options of Ray. Raises RequestError: it is no object, or a resource is no number."""
+    if not isinstance(given, Mapping):
+        raise refused("ray_actor_options", given, "an object of options")
+    for name in RESOURCES & given.keys():
+        value = given[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise refused(f"ray_actor_options.{name}", value, "a number that is at least 0")
+    return given
 
 
 def application(models: Sequence[ModelReplicas]) -> Application:
@@ -145,7 +160,7 @@ def _deployment(model: ModelReplicas, needs: Needs) -> Application:
         }
     deployment = serve.deployment(
         ReplicaActor,
-        name=served.name,
+        name=served.name.replace("#", "_"),  # Ray has this character for itself
         ray_actor_options={**needs.actor_options, **model.actor_options},
         max_ongoing_requests=N_ONGOING,
         health_check_period_s=HEALTH_S,

@@ -79,6 +79,14 @@ APPS: list[tuple[Mapping[str, Any], str]] = [
     ({"temperature": "hot"}, "temperature"),
     ({"replicas": "none"}, "replicas is 'none'"),
     ({"models": []}, "models must be a list"),
+    ({"models": ["a.gguf"]}, "models[0] is 'a.gguf': must be the options of a model"),
+    ({"ray_actor_options": 5}, "ray_actor_options is 5: must be an object"),
+    (
+        {"ray_actor_options": {"memory": "1GB"}},
+        "ray_actor_options.memory is '1GB': must be a number",
+    ),
+    ({"ray_actor_options": {"num_gpus": -1}}, "ray_actor_options.num_gpus is -1: must be a number"),
+    ({"name": "org/model#1"}, ""),
     ({"models": [{}, {}]}, "two models have the name lamella-stories-Q8_0"),
     ({"model": "/none.gguf"}, "/none.gguf"),
 ]
