@@ -111,6 +111,6 @@ def _graph(measured: MeasuredModel, n_tokens: int | None, *, embeds: bool) -> tu
 
 def _write(path: str, text: str) -> None:
     try:
-        Path(path).write_text(text, "utf-8")
+        Path(path).write_text(text, "utf-8", "replace")  # a file's name may be invalid UTF-8
     except OSError as e:
         raise RequestError(f"{path} cannot be written: {e.strerror or e}") from e

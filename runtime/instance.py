@@ -90,8 +90,10 @@ class OpenedInstance(ABC):
 
     @property
     def alias(self) -> str:
-        """The model's name for clients: by default the file's name without its suffix."""
-        return self.params.model.alias or self.path.stem
+        """The model's name for clients: by default the file's name without its suffix. It is valid
+        UTF-8, as JSON and pages need."""
+        name = self.params.model.alias or self.path.stem
+        return name.encode(errors="replace").decode()
 
     @property
     def losses(self) -> Sequence[str]:

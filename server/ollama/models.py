@@ -86,7 +86,7 @@ class Known:
         if re.fullmatch("[0-9a-f]{64}", blob):
             return blob
         identity = f"{self.path.name}\n{self.size}\n{self.modified()}"
-        return hashlib.sha256(identity.encode()).hexdigest()
+        return hashlib.sha256(identity.encode(errors="replace")).hexdigest()
 
 
 def short_count(n: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -269,6 +270,13 @@ def test_bad_files(tmp_path: Path) -> None:
     other.write_bytes(data)
     with pytest.raises(UnsupportedModelError, match=r"lluma.*llama.*qwen3moe"):
         lamella.load(other)
+
+
+def test_a_file_whose_name_is_not_utf8(path: Path, tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/caf\xe9.gguf"
+    os.symlink(path, odd)
+    with lamella.load(odd) as model:  # type: ignore[arg-type]
+        assert model.name == "caf?"
 
 
 def test_plan_and_strict_placement(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,13 @@ def test_the_page(model: Path, tmp_path: Path) -> None:
     inside = re.search(r'id="data">(.*?)</script>', out.read_text("utf-8"), re.DOTALL)
     assert inside is not None
     assert json.loads(inside[1])["explanation"]["nodes"] == found["nodes"]
+
+
+def test_the_page_of_a_file_whose_name_is_not_utf8(model: Path, tmp_path: Path) -> None:
+    odd, out = tmp_path / os.fsdecode(b"caf\xe9.gguf"), tmp_path / "page.html"
+    odd.symlink_to(model)
+    assert lamella("explain", odd, "--html", out).returncode == 0
+    assert "<title>caf?.gguf: decode step</title>" in out.read_text("utf-8")
 
 
 def test_a_page_that_cannot_be_written(model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from tiny_models import TINY, write_model
 
 from lamella.runtime.open import open_instance
 from lamella.server.config import ServerConfig
+from lamella.server.ollama.models import Known, shown_file
 from lamella.server.ollama.models import running as running_model
-from lamella.server.ollama.models import shown_file
 from lamella.server.routes import json_response
 
 ASK = [{"role": "user", "content": "play text"}]
@@ -164,3 +165,9 @@ def test_another_machine_may_not_change_the_models(monkeypatch: pytest.MonkeyPat
     with running(config=ServerConfig(port=0, api_keys=("k",))) as server:
         reply = server.call("DELETE", "/api/delete", body, {"X-Api-Key": "k"})
         assert (reply.status, reply.json) == (404, {"error": "model 'a/b' not found"})
+
+
+def test_a_file_whose_name_is_not_utf8_has_a_digest() -> None:
+    path = Path(os.fsdecode(b"caf\xe9.gguf"))
+    known = Known(name="caf?", path=path, size=1, family="llama", n_params=1, quant="F16")
+    assert len(known.as_json()["digest"]) == 64
