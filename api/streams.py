@@ -6,6 +6,7 @@ Tested by tests/api/test_complete.py and tests/api/test_async.py.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -120,7 +121,8 @@ class TextStream(_Received):
     """Generated text in pieces, returned by `Model.chat_stream` and `Model.complete_stream`.
 
     The generation is cancelled when the stream is closed, at the end of a `with` block, and when
-    nothing refers to the stream any more. Other threads may call `close`.
+    nothing refers to the stream any more. One thread at a time may read it. Others may call
+    `close`.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class TextStream(_Received):
         self._model = model  # stays open until the stream ends
         self._generation = generation
         self._pieces = iter(generation)
+        self._reading = threading.Lock()
 
     def __iter__(self) -> TextStream:
         return self
@@ -143,8 +146,11 @@ class TextStream(_Received):
         """The next piece. Ctrl-C interrupts the wait, and cancels the generation.
 
         Raises:
+            RequestError: another thread waits for a piece.
             LamellaError: the generation failed, or the model was closed.
         """
+        if not self._reading.acquire(blocking=False):
+            raise RequestError("another thread reads this stream: each thread needs its own stream")
         piece = TextPiece("")
         try:
             while piece.is_empty and not (self._closed or self._has_all):
@@ -152,6 +158,8 @@ class TextStream(_Received):
         except CancelledError:
             if not self._closed:
                 raise
+        finally:
+            self._reading.release()
         if piece.is_empty:
             raise StopIteration
         return piece

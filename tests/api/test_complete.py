@@ -13,7 +13,7 @@ import pytest
 from api_models import N_CTX, WAIT_S, becomes_idle, endless, tiny_file
 
 import lamella
-from lamella import CancelledError, ClosedError, ContextSizeError, TextStream
+from lamella import CancelledError, ClosedError, ContextSizeError, RequestError, TextStream
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,29 @@ def test_a_stream_that_is_closed_by_another_thread_ends(model: lamella.Model) ->
     closer.start()
     list(stream)
     closer.join()
+
+
+def test_a_stream_has_one_reader_at_a_time(model: lamella.Model) -> None:
+    stream, errors, has_failed = endless(model), list[Exception](), threading.Event()
+
+    def read() -> None:
+        try:
+            list(stream)
+        except Exception as error:
+            errors.append(error)
+            has_failed.set()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    assert has_failed.wait(WAIT_S)
+    stream.close()
+    for reader in readers:
+        reader.join()
+    assert [str(error) for error in errors] == [
+        "another thread reads this stream: each thread needs its own stream"
+    ]
+    assert isinstance(errors[0], RequestError)
 
 
 def test_an_abandoned_stream_is_cancelled(model: lamella.Model) -> None:
