@@ -67,7 +67,8 @@ class Connections:
                 headers.append((SENT_HEADER, str(len(sent))))
             headers.append(("Content-Length", str(len(call.body) + len(sent))))
             data = _parts(call.body, sent)
-        url = URL(f"http://{lease.host}:{lease.port}{call.target}", encoded=True)
+        host = f"[{lease.host}]" if ":" in lease.host else lease.host  # of IPv6
+        url = URL(f"http://{host}:{lease.port}{call.target}", encoded=True)
         return await self._session.request(
             call.method, url, headers=headers, data=data, allow_redirects=False
         )

@@ -77,7 +77,8 @@ class Worker:
 
     def listen(self, host: str) -> Address:
         """Accept connections at any free port of `host`; return the address."""
-        self._server = socket.create_server((host, 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, 0), family=family)
         threading.Thread(target=self._accept, name="lamella-accept", daemon=True).start()
         port: int = self._server.getsockname()[1]
         return host, port

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import replica_world
+from remote_workers import has_ipv6
 from replica_world import answer, call, reply_of
 
 from lamella.base.errors import ClosedError, ModelFileError
@@ -155,6 +156,19 @@ def test_a_closed_replica_answers_nothing() -> None:
         await replica.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6")
+def test_a_replica_on_a_machine_with_ipv6() -> None:
+    async def work() -> int:
+        replica = Replica(SERVED, "r1", "::1")
+        await replica.start()
+        try:
+            return (await answer(replica, call("/v1/models")))[0].status
+        finally:
+            await replica.close()
+
+    assert asyncio.run(work()) == 200
 
 
 def test_a_model_that_is_not_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +18,14 @@ from lamella.kernels.remote.registry import Node
 from lamella.kernels.remote.wire import Address, new_secret
 from lamella.kernels.remote.worker import Worker
 from lamella.sched.backend import Device
+
+
+def has_ipv6() -> bool:
+    """True if this machine has an IPv6 address of its own."""
+    with suppress(OSError):
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        return True
+    return False
 
 
 class Workers:

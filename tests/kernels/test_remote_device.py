@@ -8,12 +8,12 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from remote_workers import Workers, workers
+from remote_workers import Workers, has_ipv6, workers
 
 from lamella.alloc import HostBufferType, Usage, alloc_tensors, tensor_copy, tensor_get, tensor_set
 from lamella.alloc.buffer import FilePart
@@ -33,7 +33,7 @@ from lamella.kernels.remote.device import RemoteDevice
 from lamella.kernels.remote.failures import remote_error
 from lamella.kernels.remote.memory import RemoteBuffer
 from lamella.kernels.remote.process import start_process
-from lamella.kernels.remote.wire import Channel, Kind, Message, Role, connect
+from lamella.kernels.remote.wire import Channel, Kind, Message, Role, connect, new_secret
 from lamella.kernels.sim import SimDevice
 from lamella.sched import DeviceType
 
@@ -302,6 +302,14 @@ def test_a_lost_worker_is_an_error_everywhere(lent: Workers, cpu: CpuDevice) -> 
     with pytest.raises(DeviceLostError):
         device.init_backend()
     del tensor  # frees its memory, which is gone
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6")
+def test_a_worker_on_a_machine_with_ipv6(cpu: CpuDevice) -> None:
+    with closing(worker.Worker(cpu, secret := new_secret())) as lends:
+        control = Control("ray:node1/CPU", lends.listen("::1"), secret)
+        assert control.memory()[1] > 0
+        control.close()
 
 
 def test_a_worker_serves_one_driver(lent: Workers, cpu: CpuDevice) -> None:
