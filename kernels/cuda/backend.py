@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
@@ -23,7 +23,7 @@ from ...graph.tensor import BUNDLE, Tensor
 from ...sched.backend import Backend, CallTime, Event
 from ..compute import unusable_memory
 from ..plan.timing import Timing
-from .driver import Address, Gpu, GraphExec
+from .driver import Address, Gpu, GraphExec, Stream
 from .driver import Event as CudaHandle
 from .inputs import INPUT_BYTES, Bundle, InputMemory
 from .memory import CudaBuffer, PinnedBuffer
@@ -103,12 +103,19 @@ class CudaBackend(Backend):
         self._bundles: dict[Tensor, Bundle] = {}  # by their copies, while the plans live
         self._given: Bundle | None = None  # inputs for the next plan, until it runs
         self._may_read = False  # work in flight may still read `_inputs`
-        # last, because the allocations before may fail
-        self.stream = self.gpu.stream_new()
-        self._tail = CudaEvent(self.gpu)
-        self._ahead = self.gpu.stream_new()  # copies weights while `stream` computes
-        self._ahead_tail = CudaEvent(self.gpu)
-        self._has_ahead = False  # some of these copies may still run
+        self._has_ahead = False  # some copies of weights may still run
+        # last, because the allocations before may fail; so may these
+        with ExitStack() as undo:
+            self.stream = self._new_stream(undo)
+            self._tail = CudaEvent(self.gpu)
+            self._ahead = self._new_stream(undo)  # copies weights while `stream` computes
+            self._ahead_tail = CudaEvent(self.gpu)
+            undo.pop_all()
+
+    def _new_stream(self, undo: ExitStack) -> Stream:
+        stream = self.gpu.stream_new()
+        undo.callback(self.gpu.stream_free, stream)
+        return stream
 
     def free(self) -> None:
         if self._freed:

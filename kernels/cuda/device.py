@@ -6,6 +6,7 @@ Tested by tests/kernels/test_cuda_device.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final
 
 from ...alloc.buffer import BufferType
@@ -16,7 +17,7 @@ from ...sched.backend import Caps, CompileProgress, Device, DeviceReport, Device
 from ..compute import address_of
 from ..plan.kernel_set import KernelSet
 from .backend import PINNED_BYTES, CudaBackend, CudaEvent
-from .driver import Compiler, Gpu
+from .driver import Compiler, Event, Gpu
 from .kernel_set import kernels_for
 from .library import Library
 from .limits import sizes_of
@@ -118,25 +119,27 @@ class CudaDevice(Device):
 
     def bandwidth(self, n_threads: int) -> float:
         """The speed of the fastest of several copies within its memory: bytes read and written."""
-        n_bytes = min(COPIED_BYTES, self.memory()[0] // 4)
-        src, dst = (self._buffer_type.alloc_buffer(max(n_bytes, LEAST_COPIED)) for _ in range(2))
-        stream = self.gpu.stream_new()
-        begin, end = (self.gpu.event_new(timing=True) for _ in range(2))
-        try:
-            times = []
+        n_bytes = max(min(COPIED_BYTES, self.memory()[0] // 4), LEAST_COPIED)
+        gpu, times = self.gpu, []
+        with ExitStack() as stack:
+            src, dst = (self._buffer_type.alloc_buffer(n_bytes) for _ in range(2))
+            for buffer in (src, dst):
+                stack.callback(buffer.free)
+            stream = gpu.stream_new()
+            stack.callback(gpu.stream_free, stream)
+            begin, end = (self._timing_event(stack) for _ in range(2))
             for _ in range(N_COPIES):
-                self.gpu.event_record(begin, stream)
-                self.gpu.copy_async(dst.address, src.address, src.size, stream)
-                self.gpu.event_record(end, stream)
-                self.gpu.event_synchronize(end)
-                times.append(self.gpu.elapsed_ms(begin, end))
+                gpu.event_record(begin, stream)
+                gpu.copy_async(dst.address, src.address, src.size, stream)
+                gpu.event_record(end, stream)
+                gpu.event_synchronize(end)
+                times.append(gpu.elapsed_ms(begin, end))
             return 2 * src.size / (1e-3 * min(times))
-        finally:
-            for event in (begin, end):
-                self.gpu.event_free(event)
-            self.gpu.stream_free(stream)
-            src.free()
-            dst.free()
+
+    def _timing_event(self, stack: ExitStack) -> Event:
+        event = self.gpu.event_new(timing=True)
+        stack.callback(self.gpu.event_free, event)
+        return event
 
 
 def _batch_size(op: Tensor) -> int:

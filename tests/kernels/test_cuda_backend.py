@@ -277,6 +277,35 @@ def test_out_of_memory_frees_a_half_opened_backend(
     assert gpu.live["streams"] == 0
 
 
+@pytest.mark.parametrize(
+    ("what", "call", "n_before"),
+    [
+        *(("backend", "stream_new", n) for n in (0, 1)),
+        *(("backend", "event_new", n) for n in (0, 1)),
+        ("bandwidth", "stream_new", 0),
+        *(("bandwidth", "event_new", n) for n in (0, 1)),
+    ],
+)
+def test_a_gpu_without_room_keeps_no_streams_and_events(
+    driver: GridDriver, monkeypatch: pytest.MonkeyPatch, what: str, call: str, n_before: int
+) -> None:
+    device, gpu = open_cuda(lambda: driver, GridCompiler).devices()[0], driver.grid_gpus[0]
+    before, made, make = gpu.live, list[int](), getattr(gpu, call)
+
+    def full(**options: bool) -> int:
+        if len(made) == n_before:
+            raise BackendError("CUDA: out of memory")
+        made.append(make(**options))
+        return made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, call, full)
+        with pytest.raises(BackendError):
+            device.init_backend() if what == "backend" else device.bandwidth(1)
+    gc.collect()
+    assert gpu.live == before
+
+
 def test_weights_copied_ahead_run_beside_the_work_and_are_waited_for(
     backends: list[CudaBackend], driver: GridDriver
 ) -> None:
