@@ -85,6 +85,24 @@ def test_a_call_that_looks_like_json_begins_with_the_name_of_a_tool(compiler: Co
         assert not accepts(grammar, text), text
 
 
+@pytest.mark.parametrize("key", ["name", "function"])
+@pytest.mark.parametrize("name", ["llama-3", "generic"])
+def test_a_call_may_begin_with_its_type(compiler: Compiler, name: str, key: str) -> None:
+    """As Llama often writes it, and as the parser reads it."""
+    [format] = [each for each in (*FORMATS, GENERIC) if each.name == name]
+    spec = chat_spec(format, TOOLS)
+    assert spec is not None
+    grammar = compiler.compile(spec)
+    key_of_arguments = "parameters" if name == "llama-3" else "arguments"
+    begin, end = ("", "") if name == "llama-3" else ("[", "]")
+    for arguments, is_valid in (('{"port": "Oslo"}', True), ('{"port": 1}', False), ("{}", False)):
+        call = f'{{"type": "function", "{key}": "call_port", "{key_of_arguments}": {arguments}}}'
+        for text in (f"{begin}{call}{end}", f"So:\n{begin}{call.replace(': ', ':', 2)}{end}"):
+            assert accepts(grammar, text) is is_valid, text
+    other = f'{begin}{{"type": "function", "{key}": "Oslo", "use": 3}}{end}'
+    assert accepts(grammar, other)
+
+
 def test_what_a_tool_leaves_open_is_listed_with_its_path(compiler: Compiler) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
     spec = chat_spec(GENERIC, (TOOLS[0], Tool(name="pick", parameters=schema)))

@@ -17,6 +17,7 @@ from .spec import AnswerSpec
 from .syntax import Parts, Variable, is_json, literal, parts
 
 _INDEX: Final = "/[0-9]{1,4}/"
+_TYPE: Final = '"type": "function", '
 _OF_ALL_TOOLS: Final = frozenset(("id", "index", "any"))  # variables that name no single tool
 
 Tools = Sequence[tuple[int, Tool]]
@@ -92,7 +93,7 @@ class CallWriter:
             mark = f"{text}{tool.name}{end}{found}".removeprefix(begun)
             is_text = self._marks.read(mark) == [mark]
             rule = self._rule(f"calls_{key}_{n}", syntax, [behind, *rest], [(n, tool)])
-            yield f"begin_{key}_{n}", loose(mark) if is_text else self._marks.read(mark), rule
+            yield f"begin_{key}_{n}", _spellings(mark) if is_text else self._marks.read(mark), rule
 
     @staticmethod
     def _behind(mark: str, syntax: CallSyntax) -> Parts:
@@ -165,6 +166,16 @@ class CallWriter:
 
     def _tokens(self, text: str) -> set[int]:
         return {part for part in self._marks.read(text) if isinstance(part, int)}
+
+
+def _spellings(mark: str) -> str:
+    """The regular expression of a mark with a tool's name. The type of OpenAI's calls may stand
+    before the name, as Llama often writes it."""
+    found = [mark]
+    if is_json(mark):
+        typed = mark.replace("{", f"{{{_TYPE}", 1)
+        found += [typed, typed.replace('"name":', '"function":', 1)]
+    return f"({' | '.join(map(loose, found))})"
 
 
 def _is_of_one_tool(part: str | Variable) -> bool:
