@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import Any, Final
 
 from ...base.errors import RequestError
@@ -81,9 +82,9 @@ class ToolCall:
 
     @property
     def is_complete(self) -> bool:
-        """True if `arguments` is a whole JSON object."""
+        """True if `arguments` is a whole JSON object, of finite numbers."""
         try:
-            return isinstance(json.loads(self.arguments), dict)
+            return isinstance(_strict_json(self.arguments), dict)
         except (ValueError, RecursionError):
             return False
 
@@ -98,6 +99,19 @@ class ToolCall:
             raise RequestError(f"parsed: the arguments of {self.name} are not complete")
         found: dict[str, Any] = json.loads(self.arguments)
         return found
+
+
+def _strict_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError also for numbers that Python reads and JSON
+    cannot write: NaN, infinity and what becomes infinite."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(number: str) -> float:
+    found = float(number)
+    if not isfinite(found):
+        raise ValueError(f"{number:.80} is no finite number")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

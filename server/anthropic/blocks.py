@@ -6,6 +6,7 @@ Tested by tests/server/test_anthropic_blocks.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -118,9 +119,11 @@ class WholeBlocks:
 
 
 def _arguments(text: str) -> Any:
-    """The arguments of a call. Those of a call that a limit cut off are as far as they came."""
+    """The arguments of a call. Those of a call that a limit cut off are as far as they came; those
+    with numbers that JSON cannot write are left out."""
     try:
         found = from_json(text, allow_partial=True)
+        json.dumps(found, allow_nan=False)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

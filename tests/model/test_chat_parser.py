@@ -472,6 +472,31 @@ def test_calls_as_models_write_them(format: str) -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("lfm2.5", r"<|tool_call_start|>[f(text='a\ud83d\ude00\ud800b')]<|tool_call_end|>"),
+        ("llama-3", r'<|python_tag|>f.call(text="a\ud83d\ude00\ud800b")'),
+        (
+            "generic",
+            r'{"tool_calls": [{"name": "f", "arguments": "{\"text\": \"a\ud83d\ude00\ud800b\"}"}]}',
+        ),
+    ],
+)
+def test_escapes_make_no_halves_of_characters(format: str, text: str) -> None:
+    """No prompt could have them, so the conversation could not go on."""
+    [call] = read(format, text).calls
+    assert call.parsed == {"text": "a😀�b"}
+    call.arguments.encode()
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_no_reply_can_have_make_no_whole_call(number: str) -> None:
+    [call] = read("llama-3", f'{{"parameters": {{"n": {number}}}, "name": "f"}}').calls
+    assert call.arguments == f'{{"n": {number}}}'
+    assert not call.is_complete
+
+
 def test_content_ends_at_any_mark_of_the_end() -> None:
     text = " to=self<|message|>Hm<|eom|><|start|>assistant to=user<|message|>Look"
     call = ANSWERS["atem"]

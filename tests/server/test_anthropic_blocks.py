@@ -111,6 +111,8 @@ def test_whole_blocks_equal_those_of_a_stream(deltas: list[Delta], blocks: list[
         ('{"path": "x", "text": "cut o', {"path": "x"}),
         ("[1]", {}),
         ("no JSON", {}),
+        ('{"n": NaN}', {}),
+        ('{"n": 1e999}', {}),
     ],
 )
 def test_arguments_that_are_cut_off(text: str, arguments: Json) -> None:

@@ -142,7 +142,8 @@ def from_python(text: str) -> str | None:
     """The JSON of a Python literal; None if it is none."""
     for source in (text, text.replace("\n", "\\n").replace("\r", "\\r")):
         try:
-            return json.dumps(ast.literal_eval(source), ensure_ascii=False, allow_nan=False)
+            found = ast.literal_eval(source)
+            return _with_pairs(json.dumps(found, ensure_ascii=False, allow_nan=False))
         except (*_ERRORS, TypeError):
             continue
     return None
@@ -169,7 +170,15 @@ def _decoded(text: str) -> str | None:
     except _ERRORS:
         return None
     assert isinstance(found, str)
-    return found
+    return _with_pairs(found)
+
+
+def _with_pairs(text: str) -> str:
+    """The text with a character for each pair of surrogates, which escapes may leave. Those that
+    are alone become U+FFFD, for no prompt and no file can have them."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _refused(name: str) -> None:
