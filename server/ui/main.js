@@ -67,6 +67,7 @@ async function save(changed = conversation) {
 async function renamed(id, title) {
   const changed = conversation.id === id ? conversation : runningIn(id)?.conversation ?? (await store.load(id));
   changed.title = title;
+  tree.touch(changed, "title");
   await store.save(changed);
   drawTitle();
 }
@@ -89,7 +90,10 @@ function send() {
 
 function ask(parent, content, attached = []) {
   const question = tree.addMessage(conversation, parent, "user", { content, ...(attached.length ? { files: attached } : {}) });
-  conversation.title ||= tree.titleOf(content || attached[0].name);
+  if (!conversation.title) {
+    conversation.title = tree.titleOf(content || attached[0].name);
+    tree.touch(conversation, "title");
+  }
   answer(question.id);
 }
 
@@ -114,12 +118,14 @@ async function run(message, isMore = false) {
   scrollToEnd(true);
   say("The model is answering");
   await save(asked);
+  if (conversation === asked) draw(); // with what other tabs have stored
   await answering.run();
   say(message.error ? "The answer failed" : `The answer is complete${message.stats ? `: ${count(message.stats.predicted, "token")}` : ""}`);
 }
 
 // Store a conversation while it changes, unless it was deleted meanwhile, perhaps in another tab.
 async function kept(asked, message) {
+  tree.touch(asked, message.id);
   if (asked.messages[message.id] && sidebar.items.some(({ id }) => id === asked.id)) await save(asked);
 }
 
@@ -265,6 +271,7 @@ function settings() {
   const defaults = props?.default_generation_settings?.params;
   showSettings(conversation.settings, defaults, (found, isDefault) => {
     conversation.settings = found;
+    tree.touch(conversation, "settings");
     if (isDefault) store.remember("settings", found);
     save();
   });

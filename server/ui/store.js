@@ -1,5 +1,7 @@
 // Keeps conversations in this browser (IndexedDB), or in memory where that is not allowed.
 
+import { merge, taken, touch } from "./tree.js";
+
 const NAME = "conversations";
 const memory = new Map();
 let opened = null;
@@ -68,8 +70,21 @@ export async function all() {
   return found ?? [...memory.values()];
 }
 
+// What another tab has changed meanwhile is kept, and becomes part of `conversation`.
 export async function save(conversation) {
-  await using("readwrite", (store) => store.put(conversation));
+  let changes = [];
+  try {
+    await using("readwrite", (store) => {
+      store.get(conversation.id).onsuccess = ({ target }) => {
+        if (target.result) merge(conversation, target.result);
+        store.put(conversation);
+        changes = taken(conversation);
+      };
+    });
+  } catch (error) {
+    touch(conversation, ...changes); // they are not stored
+    throw error;
+  }
   if (!isKept) memory.set(conversation.id, conversation);
   changed();
 }

@@ -9,6 +9,15 @@ export const LIMITS = { messages: 5000, chars: 8_000_000, title: 200, files: 20 
 const ROLES = ["user", "assistant", "tool"];
 const FORMAT = "lamella-conversations";
 
+// what this tab has changed in a conversation since it was stored: names of fields, and messages that
+// were added, written or removed
+const changes = new WeakMap();
+
+export function touch(conversation, ...names) {
+  if (!changes.has(conversation)) changes.set(conversation, new Set());
+  for (const name of names) changes.get(conversation).add(name);
+}
+
 const newId = () => `${Date.now().toString(36)}-${[...crypto.getRandomValues(new Uint8Array(8))].map((n) => n.toString(36)).join("")}`;
 
 export function newConversation(settings = {}) {
@@ -21,7 +30,36 @@ export function addMessage(conversation, parent, role, fields = {}) {
   conversation.messages[message.id] = message;
   conversation.leaf = message.id;
   conversation.updated = message.created;
+  touch(conversation, message.id);
   return message;
+}
+
+// Take over what another tab has stored since, but for what this tab has changed.
+export function merge(conversation, stored) {
+  const touched = changes.get(conversation) ?? new Set();
+  const { messages } = conversation;
+  for (const name of ["title", "settings"]) if (!touched.has(name)) conversation[name] = stored[name];
+  const kept = new Set(); // the changed messages, and those that they answer
+  for (const id of touched) {
+    for (let at = messages[id]; at && !kept.has(at.id); at = messages[at.parent]) kept.add(at.id);
+  }
+  for (const id of Object.keys(messages)) if (!kept.has(id) && !stored.messages[id]) delete messages[id];
+  for (const other of Object.values(stored.messages).sort((a, b) => a.created - b.created)) {
+    if (touched.has(other.id)) continue;
+    const known = messages[other.id];
+    if (known) {
+      for (const name of Object.keys(known)) delete known[name];
+      Object.assign(known, other);
+    } else if (other.parent === null || messages[other.parent]) messages[other.id] = other;
+  }
+  if (!messages[conversation.leaf]) conversation.leaf = messages[stored.leaf] ? stored.leaf : null;
+}
+
+// The changes, which are forgotten.
+export function taken(conversation) {
+  const found = changes.get(conversation) ?? [];
+  changes.delete(conversation);
+  return found;
 }
 
 // The messages from the first one to a leaf.
@@ -60,6 +98,7 @@ export function removeMessage(conversation, message) {
   }
   const others = siblings(conversation, message).filter((other) => other !== message);
   for (const id of gone) delete conversation.messages[id];
+  touch(conversation, ...gone);
   if (others.length) showBranch(conversation, others.at(-1));
   else conversation.leaf = message.parent;
 }

@@ -356,6 +356,42 @@ def test_a_conversation_that_another_tab_deletes_stays_deleted(chat: Chat) -> No
     assert chat.titles() == []
 
 
+ASK_ELSEWHERE: Final = """
+Promise.all([import("/ui/store.js"), import("/ui/tree.js")]).then(async ([store, tree]) => {
+  const [{ id }] = await store.list();
+  const conversation = await store.load(id);
+  conversation.title = "renamed";
+  tree.touch?.(conversation, "title");
+  const question = tree.addMessage(conversation, conversation.leaf, "user", { content: "there" });
+  tree.addMessage(conversation, question.id, "assistant", { content: "an answer", finish: "stop" });
+  await store.save(conversation);
+  arguments[0]();
+});
+"""
+ALL_TEXTS: Final = """
+import("/ui/store.js").then(async (store) => {
+  const [{ title, messages }] = await store.all();
+  arguments[0]([title, ...Object.values(messages).map(({ content }) => content)].sort());
+});
+"""
+
+
+def test_two_tabs_may_go_on_with_one_conversation(chat: Chat) -> None:
+    browser = chat.browser
+    chat.ask("short text")
+    browser.driver.execute_async_script(ASK_ELSEWHERE)
+    chat.ask("here")
+    texts = [SCRIPTS["short"], "You said: here", "an answer", "here", "renamed", "short text"]
+    assert browser.driver.execute_async_script(ALL_TEXTS) == sorted([*texts, "there"])
+    assert browser.texts(".branches span") == ["2 / 2"]
+    chat.press_button("Delete from here on")
+    browser.click("dialog.ask button.danger")
+    browser.wait("document.querySelectorAll('.message').length === 4")
+    texts = [SCRIPTS["short"], "an answer", "renamed", "short text", "there"]
+    assert browser.driver.execute_async_script(ALL_TEXTS) == sorted(texts)
+    assert chat.titles() == ["renamed"]
+
+
 READ_AGAIN: Final = """
 new BroadcastChannel("lamella").postMessage("changed");
 setTimeout(arguments[0], 200);
