@@ -2,7 +2,7 @@
 // made here can appear, texts become text nodes, and nothing is loaded.
 //
 //     const view = new Markdown(element);
-//     view.update(text);        // again and again: only the last block is drawn again
+//     view.update(text);        // again and again: only the last blocks are drawn again
 //     view.update(text, true);  // the text is complete
 
 import { blocks } from "./blocks.js";
@@ -23,10 +23,10 @@ export class Markdown {
 
   reset() {
     this.text = "";
-    this.from = 0; // the begin of the last block: all before it is final
-    this.last = []; // its nodes
+    this.from = 0; // the begin of the last blocks: all before them is final
+    this.last = []; // their nodes
     this.budget = { left: ELEMENTS };
-    this.spent = 0; // of the budget, by the last block
+    this.spent = 0; // of the budget, by the last blocks
     this.element.replaceChildren();
   }
 
@@ -39,20 +39,31 @@ export class Markdown {
     this.last = [];
     const rest = text.slice(this.from);
     const found = blocks(rest);
-    const lines = found.length > 1 ? lineStarts(rest) : [0];
+    const lines = lineStarts(rest);
+    const open = firstOpen(found, lines.length);
+    let left = 0; // of the budget, before the first block that may change
     for (const [i, block] of found.entries()) {
       const isLast = i === found.length - 1;
       const before = this.budget.left;
       const node = before <= 0 ? plain(rest.slice(lines[block.line])) : draw(block, this.budget, !isLast || isWhole);
       this.element.append(node);
-      if (isLast || before <= 0) {
-        this.last.push(node);
-        this.spent = before - this.budget.left;
-        this.from += lines[block.line] ?? 0;
-        break; // without elements left, all the rest is plain text
+      if (i < open && before > 0) continue;
+      if (!this.last.length) {
+        this.from += lines[block.line];
+        left = before;
       }
+      this.last.push(node);
+      this.spent = left - this.budget.left;
+      if (before <= 0) break; // without elements left, all the rest is plain text
     }
   }
+}
+
+// The index of the first block that more text may change: the last one, and the one before if a line
+// that may go on divides them.
+function firstOpen(found, nLines) {
+  const last = found.length - 1;
+  return last > 0 && found[last].line === nLines - 1 ? last - 1 : last;
 }
 
 // where each line begins

@@ -121,6 +121,37 @@ def test_only_known_elements_in_linear_time(browser: Browser, n_pieces: int) -> 
     check_nothing_ran(browser)
 
 
+# draws a text as a whole, and character by character: returns both
+BOTH: Final = """
+const [text, done] = arguments;
+import("/ui/markdown.js").then(({ Markdown }) => {
+  const [whole, stream] = ["div", "div"].map((tag) => document.createElement(tag));
+  new Markdown(whole).update(text, true);
+  const view = new Markdown(stream);
+  for (let n = 1; n < text.length; n++) view.update(text.slice(0, n));
+  view.update(text, true);
+  done([whole.innerHTML, stream.innerHTML]);
+});
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one\n***two*** three",
+        "the tag\n#two of it",
+        "- one\n#two\n- three",
+        "a table\n| a | b |\n|---|---|\n| 1 | 2 |\n\nend",
+        "1. one\n\n```python\nx = 1\n```\n2. two\n> three\n---\nfour",
+        "",
+        "\n\n",
+    ],
+)
+def test_a_stream_ends_as_the_whole_text(browser: Browser, text: str) -> None:
+    whole, stream = browser.driver.execute_async_script(BOTH, text)
+    assert stream == whole
+
+
 def test_the_check_would_find_an_element(browser: Browser) -> None:
     """The page has other elements, so the list of allowed ones says something."""
     found = browser.js("[...document.querySelectorAll('*')].map((e) => e.localName)")
