@@ -1,15 +1,12 @@
 // Asks the model: one running answer for each conversation, which goes on while another is shown.
 
 import { ApiError, events, post } from "./api.js";
-import { request } from "./tree.js";
+import { NUMBERS, request } from "./tree.js";
 
 const SAVE_MS = 2000;
 const running = new Map(); // by the conversation's id
 
 export const runningIn = (id) => running.get(id);
-
-// fields of the request that are numbers in the settings
-export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed", "max_tokens"];
 
 function parsed(settings, name, what) {
   const text = settings[name]?.trim();

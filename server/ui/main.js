@@ -20,7 +20,7 @@ let models = [];
 let model = null;
 let props = null;
 let follows = true;
-let drawing = 0; // the frame or the timer that draws an answer
+let drawn = null; // the answer that a frame or a timer will draw
 
 const complain = (text) => status(text);
 const files = new Attachments($("files"), complain);
@@ -210,19 +210,20 @@ function drawState() {
 
 // Draw an answer at the next frame, or later if drawing takes long.
 function drawSoon(message) {
-  if (drawing) return;
-  const view = views.get(message.id);
-  drawing = 1;
+  const isWaiting = drawn !== null;
+  drawn = message; // the one that is shown now
+  if (isWaiting) return;
   const now = () => {
-    drawing = 0;
-    if (views.get(message.id) !== view || !view) return;
+    const view = views.get(drawn.id);
+    drawn = null;
+    if (!view) return;
     const begin = performance.now();
     view.update();
     if (!runningIn(conversation.id)) drawState();
     if (follows) scrollToEnd(); // which lays the page out
     view.cost = performance.now() - begin;
   };
-  const wait = Math.min(4 * (view?.cost ?? 0), 1000);
+  const wait = Math.min(4 * (views.get(message.id)?.cost ?? 0), 1000);
   if (document.hidden || wait > 16) setTimeout(now, wait);
   else requestAnimationFrame(now);
 }

@@ -6,6 +6,9 @@
 // `reasoning`, `calls`, `callId`, `isJson`, `model`, `stats`, `finish`, `error`.
 
 export const LIMITS = { messages: 5000, chars: 8_000_000, title: 200, files: 20 };
+// settings: numbers are fields of the request
+export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed", "max_tokens"];
+const TEXTS = ["system", "thinking", "schema", "tools", "extra"];
 const ROLES = ["user", "assistant", "tool"];
 const FORMAT = "lamella-conversations";
 
@@ -105,7 +108,8 @@ export function removeMessage(conversation, message) {
 
 export function titleOf(text) {
   const line = text.trim().split("\n", 1)[0];
-  return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;
+  const characters = Array.from(line.slice(0, 122)); // no half of one
+  return characters.length > 60 ? `${characters.slice(0, 59).join("").trimEnd()}…` : line;
 }
 
 // What the model gets: the file's texts are part of the user's message.
@@ -205,7 +209,7 @@ const time = (value) => (Number.isFinite(value) && value > 0 ? value : Date.now(
 function settingsFrom(given) {
   const found = {};
   for (const [name, value] of Object.entries(given ?? {}).slice(0, 40)) {
-    if (/^[a-z_]{1,40}$/.test(name) && ["string", "number", "boolean"].includes(typeof value)) found[name] = value;
+    if (TEXTS.includes(name) ? typeof value === "string" : NUMBERS.includes(name) && Number.isFinite(value)) found[name] = value;
   }
   return found;
 }

@@ -491,6 +491,50 @@ def test_hostile_imports(chat: Chat) -> None:
     assert chat.browser.driver.execute_async_script(script, json.dumps(data)) == "imported"
 
 
+def test_imported_settings_have_the_types_of_the_page(chat: Chat) -> None:
+    good = {"system": "Be brief.", "seed": 1, "temperature": 0.5, "thinking": "off"}
+    bad = {"schema": 5, "tools": True, "extra": ["a"], "top_k": "40", "other": "x"}
+    data = {
+        "format": "lamella-conversations",
+        "version": 1,
+        "conversations": [{"settings": good | bad, "messages": {}}],
+    }
+    script = """const [text, done] = arguments;
+        import("/ui/tree.js").then(({ imported }) => done(imported(text)[0].settings));"""
+    assert chat.browser.driver.execute_async_script(script, json.dumps(data)) == good
+
+
+def test_titles_have_whole_characters(chat: Chat) -> None:
+    script = """const [text, done] = arguments;
+        import("/ui/tree.js").then(({ titleOf }) => done(titleOf(text).isWellFormed()));"""
+    for text in ("a" * 58 + "\U0001f600" * 9, "\U0001f600" * 99, "a" + "\U0001f600" * 99):
+        assert chat.browser.driver.execute_async_script(script, text) is True
+
+
+HOLD_FRAMES: Final = """
+window.held = []; // what the page draws with the next frame
+const next = window.requestAnimationFrame;
+window.requestAnimationFrame = (call) =>
+  new Error().stack.includes("main.js") ? held.push(call) : next(call);
+"""
+
+
+def test_an_answer_is_drawn_also_if_another_one_waits_for_its_frame(chat: Chat) -> None:
+    browser = chat.browser
+    browser.driver.execute_script(HOLD_FRAMES)
+    chat.type("endless text")
+    browser.press(ENTER)
+    browser.wait("held.length > 0")
+    browser.click("#new")
+    chat.type("short text")
+    browser.press(ENTER)
+    browser.wait("document.getElementById('announcer').textContent.includes('complete')")
+    browser.js("(held.forEach((call) => call()), 1)")
+    assert chat.n_messages() == 2
+    assert browser.js("document.querySelectorAll('.message.busy').length") == 0
+    assert browser.texts(".message.assistant .markdown:not(.reasoning *)") == [SCRIPTS["short"]]
+
+
 # --- keys, models, sizes ---
 
 
