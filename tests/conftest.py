@@ -11,10 +11,12 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 # also in the processes that tests start; tests that feed NaN on purpose use STRICT.set(0)
 os.environ.setdefault("LAMELLA_STRICT", "1")
@@ -57,17 +59,8 @@ SLOWEST: Final = (
 
 
 CPU: Final = "processor time"  # a property of reports, in seconds
-_CPU_BEFORE: Final = [0.0]  # at the end of the last step, or of the collection
-
-
-@pytest.fixture(autouse=True)
-def same_log_after() -> Iterator[None]:
-    """A test that sets up the log, as each command does, leaves nothing of it to later tests."""
-    root = logging.getLogger("lamella")
-    before, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = before
-    root.setLevel(level)
+_CPU_BEFORE: Final = [0.0]  # at the end of the last test, or of the collection
+QUICK: Final = 0.005  # seconds; shorter setups and teardowns that pass are not reported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -176,12 +169,41 @@ def pytest_pycollect_makemodule(
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     if isinstance(item, FileTests):
         item.next_file = nextitem
         item.runtest()
         return True
-    return None
+    several = hasattr(item.config, "workerinput")
+    if not several:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    with same_log_after():
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    for report in worth_reporting(reports):
+        item.ihook.pytest_runtest_logreport(report=report)
+    if not several:
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+@contextmanager
+def same_log_after() -> Iterator[None]:
+    """A test that sets up the log, as each command does, leaves nothing of it to later tests."""
+    root = logging.getLogger("lamella")
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def worth_reporting(reports: Sequence[pytest.TestReport]) -> list[pytest.TestReport]:
+    """The reports of a test, the last with its processor time. A report takes a millisecond to
+    reach the first process."""
+    chosen = [r for r in reports if r.when == "call" or not r.passed or r.duration > QUICK]
+    before, _CPU_BEFORE[0] = _CPU_BEFORE[0], processor_time()
+    for report in chosen[-1:]:
+        report.user_properties.append((CPU, _CPU_BEFORE[0] - before))
+    return chosen
 
 
 class Progress:
@@ -195,9 +217,10 @@ class Progress:
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         self._n_files = len({file_of(nodeid) for nodeid in ids})
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._n_tests += 1
-        self._begun.add(file_of(nodeid))
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._n_tests += report.when == "call"
+        self._begun.add(file_of(report.nodeid))
         self._session.testscollected = self._n_tests * self._n_files // len(self._begun)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -211,17 +234,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 # ---
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    call: pytest.CallInfo[None],
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note the processor time of a step: of this process, and of processes that ended in it."""
-    report = yield
-    before, _CPU_BEFORE[0] = _CPU_BEFORE[0], processor_time()
-    report.user_properties.append((CPU, _CPU_BEFORE[0] - before))
-    return report
 
 
 def pytest_terminal_summary(
