@@ -24,6 +24,7 @@ os.environ.setdefault("LAMELLA_STRICT", "1")
 # one of several test processes has one processor: threads by default would wait for each other
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("LAMELLA_ARG_THREADS", "1")  # processes that tests start
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which spin between products
     pytest.MonkeyPatch().setattr("lamella.runtime.devices.default_threads", lambda: 1)
 
 # a script's background jobs ignore Ctrl-C, and so would these tests and the processes they start

@@ -24,8 +24,8 @@ ALONE: Final = {"group_by_expert"}  # kernels of one thread
 
 @cache
 def pool(n_threads: int) -> ThreadPool:
-    """A pool of `n_threads`, shared by all tests."""
-    return ThreadPool(n_threads)
+    """A pool of `n_threads`, shared by all tests. They do not spin between runs."""
+    return ThreadPool(n_threads, poll=0)
 
 
 def address_of(_: Tensor, t: Tensor) -> int:
