@@ -1,7 +1,7 @@
 """Shared by the HTTP tests: a server in a thread over the fake context, and a plain HTTP client.
 
-The server is the real one, on a free port, in asyncio's debug mode. A callback that blocks the
-event loop for long makes the test fail when the server is closed.
+The server is the real one, on a free port, in a `CheckedLoop`. A callback that blocks the event
+loop for long makes the test fail when the server is closed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+from checked_loop import CheckedLoop
 from fake_context import PIECES, VOCAB, WAIT_S, FakeContext, FakeVocab
 from open_params import open_params
 
@@ -241,14 +242,14 @@ def listening(
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        loop.slow_callback_duration = N_BLOCKING_SECONDS
         stop = asyncio.Event()
         stops.append(lambda: loop.call_soon_threadsafe(stop.set))
         await serve(config, load, stop, announce, progress, None if drains else stop)
 
     def run() -> None:
         try:
-            asyncio.run(main(), debug=True)
+            with asyncio.Runner(loop_factory=lambda: CheckedLoop(N_BLOCKING_SECONDS)) as runner:
+                runner.run(main())
         except BaseException as error:
             failed.append(error)
         ready.set()
@@ -271,7 +272,7 @@ def listening(
 
 
 class _AsyncioWarnings(logging.Handler):
-    """Records asyncio's warnings: slow callbacks and exceptions that were never retrieved."""
+    """Records asyncio's warnings: a blocked loop, and exceptions that were never retrieved."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
