@@ -48,7 +48,7 @@ case "$*" in
         [ ! -e broken ] || {{ cat broken; exit 1; }}
         printf '#!/bin/sh\\necho "$PWD: $*"' > .venv/bin/lamella
         chmod +x .venv/bin/lamella ;;
-    *) exec {sys.executable} "$@" ;;
+    *) exec {sys.executable} -S "$@" ;;
 esac
 """
 BEGINS = "Installing Lamella and its test tools into .venv (once, about half a minute) ...\n"
