@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import Context
 from threading import get_ident
-from typing import Any, Final
+from typing import Final, TypeVarTuple
 
 PERIOD_S: Final = 0.25  # how often the loop looks at the clock
+
+Args = TypeVarTuple("Args")
 
 
 class CheckedLoop(asyncio.SelectorEventLoop):
@@ -31,13 +34,19 @@ class CheckedLoop(asyncio.SelectorEventLoop):
         finally:
             self._runner = None
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_soon(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
         self._check_thread_of_call()
         return super().call_soon(callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> Any:
+        self,
+        when: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
         self._check_thread_of_call()
         return super().call_at(when, callback, *args, context=context)
 

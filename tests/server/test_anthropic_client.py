@@ -15,7 +15,7 @@ from anthropic_world import CLOCK, READ, messages_server
 from http_world import RunningServer
 
 TEXT = "Hello there, ☃."
-TOOLS: list[ToolParam] = [READ, CLOCK]  # type: ignore[list-item]
+TOOLS: list[ToolParam] = [READ, CLOCK]
 SAME: dict[str, Any] = {"model": "claude-any", "max_tokens": 300}
 
 
@@ -87,7 +87,7 @@ def test_a_loop_with_tools(client: Anthropic, is_streamed: bool) -> None:
 def test_the_tool_runner_of_the_package(client: Anthropic) -> None:
     read: list[str] = []
 
-    @anthropic.beta_tool
+    @anthropic.beta_tool  # type: ignore[untyped-decorator]
     def read_file(path: str) -> str:
         """Read a file."""
         read.append(path)
@@ -95,7 +95,7 @@ def test_the_tool_runner_of_the_package(client: Anthropic) -> None:
 
     tool: Any = read_file
     tool.name = "read"
-    runner = client.beta.messages.tool_runner(messages=asks("call"), tools=[tool], **SAME)  # type: ignore[arg-type]
+    runner = client.beta.messages.tool_runner(messages=asks("call"), tools=[tool], **SAME)
     last: Any = runner.until_done()
     assert (read, last.content[0].text) == (["a.txt"], TEXT)
 

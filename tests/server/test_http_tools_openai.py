@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from tools_world import ADD, WEATHER, call, serving
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How warm is it in Kiel?"}]
-TOOLS: list[ChatCompletionToolParam] = [WEATHER, ADD]  # type: ignore[list-item]
+TOOLS: list[ChatCompletionToolParam] = [WEATHER, ADD]
 KIEL = call("get_weather", '{"city": "Kiel"}')
 BERGEN = call("get_weather", '{"city": "Bergen"}')
 
