@@ -25,7 +25,9 @@ os.environ.setdefault("LAMELLA_STRICT", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("LAMELLA_ARG_THREADS", "1")  # processes that tests start
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which spin between products
-    pytest.MonkeyPatch().setattr("lamella.runtime.devices.default_threads", lambda: 1)
+    _set = pytest.MonkeyPatch().setattr
+    _set("lamella.runtime.devices.default_threads", lambda: 1)
+    _set("lamella.kernels.cpu.compiler.worker_pool.usable_cpus", lambda: 1)  # no more processes
 
 # a script's background jobs ignore Ctrl-C, and so would these tests and the processes they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
