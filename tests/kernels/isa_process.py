@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Iterator
 from typing import Final
+from unittest.mock import patch
 
 if __name__ == "__main__" and sys.argv[2:]:
     import emulated_isa
@@ -30,6 +31,7 @@ from reference_run import data, relative_error, values_of, with_prepared
 
 from lamella.graph import GGMLType
 from lamella.graph.op import Op
+from lamella.kernels.cpu.compiler import worker_pool
 from lamella.kernels.cpu.compiler.jit import Kernel, load_all
 from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 
@@ -91,7 +93,8 @@ def chosen(which: str) -> Iterator[OpCase]:
 
 def main(which: str) -> None:
     cases = list(chosen(which))
-    load_all(k for case in cases for k in kernels_of(case))
+    with patch.object(worker_pool, "n_workers", return_value=0):  # other tests use the processors
+        load_all(k for case in cases for k in kernels_of(case))
     wrong, bits = [], {}
     for case in cases:
         node = case.node()
