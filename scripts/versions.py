@@ -90,7 +90,9 @@ def install(python: Path, which: str, wanted: Sequence[str], constraints: Path) 
     else:
         constraints.write_text("", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    options = ["--no-input", "--disable-pip-version-check", "--constraint", str(constraints)]
+    # the modules that tests import are compiled by their first import
+    options = ["--no-compile", "--no-input", "--disable-pip-version-check"]
+    options += ["--constraint", str(constraints)]
     return subprocess.call([*pip, *options, *wanted, "--editable", str(ROOT)], cwd=ROOT)
 
 
