@@ -13,7 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ...model.chat.message import ArgumentsDelta, CallDelta, ContentDelta, Delta, ReasoningDelta
+from ...model.chat.message import (
+    ArgumentsDelta,
+    CallDelta,
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCall,
+)
 from ..json_pieces import JsonPart
 from .custom_input import CustomInput
 from .items import sealed
@@ -177,7 +184,7 @@ class SummaryItem(ReasoningItem):
 
 
 class CallItem(Item):
-    """A call of a function."""
+    """A call of a function. It is incomplete if its arguments are cut: no client can run it."""
 
     kind = "function_call"
     text_name = "arguments"
@@ -188,11 +195,20 @@ class CallItem(Item):
         super().__init__(
             index, self.kind, call_id=call.id, name=name, **found, **{self.text_name: ""}
         )
+        self._arguments: list[str] = []
 
     def add(self, text: str) -> Iterator[Json]:
+        self._arguments.append(text)
+        yield from self._append(text)
+
+    def _append(self, text: str) -> Iterator[Json]:
         if text:
             self.texts.append(text)
             yield self._event(f"{self.text_event}.delta", delta=text)
+
+    def end(self, status: str) -> Iterator[Json]:
+        call = ToolCall(self.value["call_id"], self.value["name"], "".join(self._arguments))
+        yield from super().end(status if call.is_complete else "incomplete")
 
     def _end(self, text: str) -> Iterator[Json]:
         done = {self.text_name: text, "name": self.value["name"]}
@@ -211,11 +227,11 @@ class CustomCallItem(CallItem):
         super().__init__(index, call, name, namespace)
         self._input = CustomInput()
 
-    def add(self, text: str) -> Iterator[Json]:
-        return super().add(self._input.push(text))
+    def _append(self, text: str) -> Iterator[Json]:
+        return super()._append(self._input.push(text))
 
     def end(self, status: str) -> Iterator[Json]:
-        yield from super().add(self._input.finish())
+        yield from super()._append(self._input.finish())
         yield from super().end(status)
 
 

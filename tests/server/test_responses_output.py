@@ -157,6 +157,14 @@ def test_a_cut_answer_is_incomplete() -> None:
     assert [item["status"] for item in items] == ["completed", "incomplete"]
 
 
+@pytest.mark.parametrize("tool", ["look", "patch"])
+def test_a_call_whose_arguments_are_cut_is_incomplete(tool: str) -> None:
+    """As by a stop string: the answer itself is complete."""
+    for arguments, status in (('{"input": "x', "incomplete"), ('{"input": "x"}', "completed")):
+        (item,), events = play([CallDelta(0, "c", tool), ArgumentsDelta(0, arguments)])
+        assert item["status"] == events[-1]["item"]["status"] == status
+
+
 @pytest.mark.parametrize("has_summary", [False, True])
 def test_items_of_an_answer_become_its_message_again(has_summary: bool) -> None:
     deltas: list[Delta] = [
