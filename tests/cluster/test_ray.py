@@ -22,7 +22,7 @@ ARGS = {"name": "tiny", "replicas": 2, "n_threads": 1, "n_ctx": 16384, "n_parall
 ARGS |= {"temperature": 1.0, "metrics": True}
 CHAT = "/v1/chat/completions"
 N_STREAMS = 32
-N_LONG = 150  # tokens of streams that shall run for a while
+N_LONG = 300  # tokens of streams that shall run for a while
 RUNNING = "llamacpp:requests_processing{"
 WHOLE_AGAIN_S = 30.0
 
@@ -69,12 +69,13 @@ class Streams:
         self._ends = [self._pool.submit(self._read, i, body) for i, body in enumerate(bodies)]
 
     def replica_of_both(self, bodies: Sequence[Any]) -> str:
-        """Wait for a replica in the middle of a stream with `resume` and of one without."""
+        """Wait for a replica that has begun a stream with `resume` and one without: they still run
+        when the caller kills it."""
         end = time.monotonic() + WHOLE_AGAIN_S
         while time.monotonic() < end:
             both: dict[str, set[bool]] = {}
             for body, replica, events in zip(bodies, self.replicas, self.events, strict=True):
-                if events and not is_whole(events):
+                if 0 < len(events) < N_LONG // 3:
                     both.setdefault(replica, set()).add(body["resume"])
             found = [replica for replica, kinds in both.items() if len(kinds) == 2]
             if found:
