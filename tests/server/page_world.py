@@ -95,3 +95,31 @@ class Chat:
         selector = f'{within} button:is([aria-label="{label}"], [title="{label}"])'
         self.browser.js(f"({script}, 1)", selector)
         self.browser.settle()
+
+
+# --- steps ---
+
+
+def set_size(browser: Browser, name: str) -> None:
+    width, height = SIZES[name]
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": name == "phone"}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def put(browser: Browser, id: str, value: str) -> None:
+    """Give a field a value."""
+    script = """const [id, value] = arguments, field = document.getElementById(id);
+        field.value = value;
+        for (const name of ["input", "change"]) field.dispatchEvent(new Event(name));"""
+    browser.driver.execute_script(script, id, value)
+
+
+def choose(browser: Browser, title: str, label: str) -> None:
+    """Choose an entry of a conversation's menu."""
+    browser.js(
+        "(document.querySelector(arguments[0]).click(), 1)", f'[aria-label="Actions for {title}"]'
+    )
+    browser.settle()
+    entries = browser.driver.find_elements("css selector", "dialog.menu button")
+    next(entry for entry in entries if entry.text == label).click()
+    browser.settle()

@@ -10,55 +10,11 @@ from typing import Any, Final
 import pytest
 from http_world import RunningServer
 from page_browser import CONTROL, ENTER, ESCAPE, SHIFT, TAB, Browser, open_browser
-from page_world import SIZES, SPY, Chat, served
-from tools_world import WEATHER, call
+from page_script import SCRIPTS, play, prompts
+from page_world import SIZES, SPY, Chat, choose, put, served, set_size
+from tools_world import WEATHER
 
 from lamella.server.config import ServerConfig
-
-MARKDOWN: Final = """# Title
-
-Some *emphasis*, **strong**, `code` and [a link](https://example.com/a).
-
-```python
-def f(x):  # a comment
-    return "text" + str(1)
-```
-
-1. one
-   - inner
-2. two
-
-| a | b |
-|---|--:|
-| 1 | 2 |
-
-> quoted
-
-- [x] done
-"""
-SCRIPTS: Final = {
-    "markdown": MARKDOWN,
-    "think": "<think>Let me think.</think>The answer is 42.",
-    "ponder": "<think>" + "on and " * 20_000 + "</think>Enough.",
-    "endless": "again and " * 20_000,
-    "short": "Once upon a time",
-    "weather": "I look.\n" + call("get_weather", '{"city": "Oslo"}'),
-    "sunny": "It is **sunny**.",
-    "json": '{"n": 1}',
-}
-prompts: list[str] = []
-
-
-def play(prompt: str) -> str:
-    prompts.append(prompt)
-    last = prompt.rpartition("<|im_start|>user\n")[2]
-    if "<|im_start|>tool" in last:
-        return SCRIPTS["sunny"]
-    for word, text in SCRIPTS.items():
-        if last.startswith(word):
-            return text
-    question = last.partition("<|im_end|>")[0]
-    return f"You said: {question}" + (" So it goes on." if last.endswith("Once") else "")
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +45,6 @@ def browser(tab: Browser) -> Iterator[Browser]:
 @pytest.fixture
 def chat(browser: Browser, server: RunningServer) -> Chat:
     return Chat(browser, server).open().ready()
-
-
-def set_size(browser: Browser, name: str) -> None:
-    width, height = SIZES[name]
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": name == "phone"}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 # --- asking ---
@@ -212,14 +162,6 @@ def test_tools_are_shown_and_answered(chat: Chat) -> None:
     assert chat.answer() == "It is sunny."
     assert "rainy" in prompts[-1]
     assert browser.texts(".call textarea") == []
-
-
-def put(browser: Browser, id: str, value: str) -> None:
-    """Give a field a value."""
-    script = """const [id, value] = arguments, field = document.getElementById(id);
-        field.value = value;
-        for (const name of ["input", "change"]) field.dispatchEvent(new Event(name));"""
-    browser.driver.execute_script(script, id, value)
 
 
 def change_settings(browser: Browser, **values: str) -> None:
@@ -410,17 +352,6 @@ def test_a_title_is_changed_while_the_list_is_read_again(chat: Chat) -> None:
     browser.wait("document.getElementById('title').textContent === 'uno'")
     browser.wait("document.querySelectorAll('#conversations .open').length === 1")
     assert chat.titles() == ["uno"]
-
-
-def choose(browser: Browser, title: str, label: str) -> None:
-    """Choose an entry of a conversation's menu."""
-    browser.js(
-        "(document.querySelector(arguments[0]).click(), 1)", f'[aria-label="Actions for {title}"]'
-    )
-    browser.settle()
-    entries = browser.driver.find_elements("css selector", "dialog.menu button")
-    next(entry for entry in entries if entry.text == label).click()
-    browser.settle()
 
 
 def test_export_and_import(chat: Chat, tmp_path: Path) -> None:
