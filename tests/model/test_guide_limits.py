@@ -70,9 +70,9 @@ def test_sources_that_are_refused_at_once(spec: GrammarSpec, message: str) -> No
     ids=["strings", "depth", "slashes", "quotes", "lark", "bytes"],
 )
 def test_sources_within_the_limits(spec: GrammarSpec) -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     check_source(spec)
-    assert time.perf_counter() - begin < 0.5
+    assert time.thread_time() - begin < 0.5
 
 
 @pytest.mark.parametrize(

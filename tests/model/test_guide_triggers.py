@@ -66,15 +66,15 @@ def test_the_first_trigger_counts(n: int) -> None:
     ],
 )
 def test_invalid_patterns(pattern: str, message: str) -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with pytest.raises(GrammarError, match=rf"grammar_triggers\[1\]\.value: .*({message})"):
         Triggers([Trigger(WORD, "a"), Trigger(PATTERN, pattern)])
-    assert time.perf_counter() - begin < 1
+    assert time.thread_time() - begin < 1
 
 
 def test_time_is_bounded() -> None:
     one = TriggerSearch(Triggers([Trigger(PATTERN, "(?:.?){40}(?:a*)*x")]))
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(250):
         assert one.push("aaaa") is None
-    assert time.perf_counter() - begin < 5
+    assert time.thread_time() - begin < 5
