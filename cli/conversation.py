@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..base.errors import RequestError
+from ..base.replacing import write_file
 from ..base.utf8 import check_utf8
 from ..model.chat.message import ChatMessage, Delta, ReasoningFormat, Tool, ToolCall
 from ..runtime.answers import answer_message, form_of, prepared_tokens, result_message
@@ -199,16 +200,13 @@ class Conversation:
     # --- files ---
 
     def save(self, path: Path) -> None:
-        """Write the messages as JSON.
+        """Write the messages as JSON, or replace an older file by them.
 
         Raises:
-            RequestError: the file cannot be written.
+            RequestError: the file cannot be written; an older one is as it was.
         """
         text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
-        try:
-            path.write_text(text + "\n", encoding="utf-8")
-        except OSError as e:
-            raise RequestError(f"{path} cannot be written: {e.strerror}") from e
+        write_file(path, text.encode() + b"\n")
 
     def load(self, path: Path) -> None:
         """Replace the messages by those of a file.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..base.errors import DoesNotFitError, PlacementError, RequestError
 from ..base.log import Lines, get_logger
+from ..base.replacing import write_file
 from ..model.embed_context import step_bucket
 from ..model.graphs import bucket
 from ..observe.explain_page import page
@@ -66,7 +67,8 @@ def main(args: argparse.Namespace) -> int:
     name = measured.model.path.name
     if args.html is not None:
         groups_text = "; ".join(map(_group, plan.groups))
-        _write(args.html, page(explanation, name, what, groups_text))
+        text = page(explanation, name, what, groups_text)
+        write_file(Path(args.html), text.encode(errors="replace"))  # a name may be invalid UTF-8
     if args.json:
         groups = [asdict(group) for group in plan.groups]
         head = {"model": name, "graph": what, "n_tokens": n, "groups": groups}
@@ -107,10 +109,3 @@ def _graph(measured: MeasuredModel, n_tokens: int | None, *, embeds: bool) -> tu
     n = step_bucket(n_tokens, most) if embeds else bucket(n_tokens, most)
     what = f"{'text' if embeds else 'ubatch'} of {n_tokens} token{'' if n_tokens == 1 else 's'}"
     return n_tokens, what if n == n_tokens else f"{what}, in a graph for {n}"
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, "utf-8", "replace")  # a file's name may be invalid UTF-8
-    except OSError as e:
-        raise RequestError(f"{path} cannot be written: {e.strerror or e}") from e

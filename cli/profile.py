@@ -14,6 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from ..base.errors import RequestError
+from ..base.replacing import write_file
 from ..model.context import Context
 from ..observe.bench import BenchTest
 from ..observe.profile import ProfileRun, Records
@@ -85,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
     test = BenchTest(n_prompt=args.n_prompt, n_gen=args.n_gen, n_depth=args.n_depth)
     params = _params(args, test)
     if args.trace is not None:
-        _write(args.trace, None)  # fail now if the file cannot be written
+        _check_writable(Path(args.trace))  # fail before the model is loaded
     with opened_with_progress(params) as context:
         records = _run(context, test)
         sums = list(sum_up(records))
@@ -93,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     name = context.model.path.name
     if args.trace is not None:
         trace = chrome_trace(records.calls, list(devices), f"lamella {name}")
-        _write(args.trace, json.dumps(trace))
+        write_file(Path(args.trace), json.dumps(trace).encode())
     if args.json:
         sys.stdout.write(json.dumps(_as_json(name, devices, test, sums)) + "\n")
     else:
@@ -126,13 +127,10 @@ def _run(context: Context, test: BenchTest) -> Records:
         return ProfileRun(context, test).run(status.update)
 
 
-def _write(path: str, text: str | None) -> None:
-    """Write a file. If `text` is None, only check that it can be written."""
+def _check_writable(path: Path) -> None:
+    """Raise RequestError if a file cannot be written."""
     try:
-        if text is None:
-            with Path(path).open("a", encoding="utf-8"):
-                return
-        Path(path).write_text(text, "utf-8")
+        path.open("ab").close()
     except OSError as e:
         raise RequestError(f"{path} cannot be written: {e.strerror or e}") from e
 

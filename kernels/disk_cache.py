@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -21,6 +20,7 @@ from typing import IO, Final
 
 from ..base.folders import REMEDY
 from ..base.log import get_logger
+from ..base.replacing import replacing
 
 DIGEST_BYTES: Final = 32
 DAY: Final = 24 * 3600  # seconds
@@ -46,10 +46,8 @@ def write(folder: Path, name: str, data: bytes) -> None:
     try:
         _make(folder)
         # in one step: another process may read or write the same file
-        with tempfile.TemporaryDirectory(dir=folder) as fresh:
-            file = Path(fresh) / name
-            file.write_bytes(_digest(name, data) + data)
-            file.replace(folder / name)
+        with replacing(folder / name) as file:
+            file.write(_digest(name, data) + data)
     except OSError as e:  # a disk that is full or read-only
         _warn_once(f"kernels cannot be cached, so every start compiles them again: {e}; {REMEDY}")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 
 from ..alloc.buffer import Bytes
 from ..base.errors import RequestError
+from ..base.replacing import replacing
 from .kv_pages import I32Array
 
 MAGIC: Final = b"LAMELLA PREFIX 1\n"
@@ -30,6 +30,7 @@ LENGTH: Final = struct.Struct("<I")
 N_DIGEST: Final = 32
 N_HEADER_MAX: Final = 1 << 20
 TOKEN_BYTES: Final = 4
+PRIVATE: Final = 0o600
 
 Identity = Mapping[str, str]
 
@@ -55,18 +56,11 @@ def write_prefix(path: Path, identity: Identity, prefix: Prefix) -> int:
     pieces += [part.data for part in prefix.parts]
     digest, n_bytes = blake2b(digest_size=N_DIGEST), N_DIGEST
     try:
-        # the name is random and the mode is 0600
-        handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for piece in pieces:
-                    digest.update(piece)
-                    n_bytes += file.write(piece)
-                file.write(digest.digest())
-            os.replace(fresh, path)
-        except BaseException:
-            os.unlink(fresh)
-            raise
+        with replacing(path, PRIVATE) as file:
+            for piece in pieces:
+                digest.update(piece)
+                n_bytes += file.write(piece)
+            file.write(digest.digest())
     except OSError as e:
         raise RequestError(f"{path.name}: cannot be written: {e.strerror or e}") from e
     return n_bytes

@@ -7,14 +7,13 @@ tests/model/test_hub.py.
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ...base.errors import DownloadError
 from ...base.log import get_logger
+from ...base.replacing import replacing
 from ...base.units import size_text
 from .blobs import fetch_blob, n_bytes_cached
 from .files import DEFAULT_QUANT, HubFile, HubModel, SelectedFiles, candidates, choose
@@ -223,6 +222,5 @@ def _write_main(folder: Path, commit: str) -> None:
         return
     with suppress(OSError):  # optional
         ref.parent.mkdir(parents=True, exist_ok=True)
-        new = ref.with_name(f"main.{uuid.uuid4().hex[:8]}")
-        new.write_text(commit, "utf-8")
-        os.replace(new, ref)
+        with replacing(ref) as file:
+            file.write(commit.encode())

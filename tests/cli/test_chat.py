@@ -8,14 +8,16 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import LAMELLA, lamella, tiny_model
+from full_disk import full_disk
 from open_params import open_params
 from terminal import Terminal
 from tiny_models import TINY, write_model
 
-from lamella.base.errors import ContextSizeError
+from lamella.base.errors import ContextSizeError, RequestError
 from lamella.cli.chat import Session
 from lamella.cli.chat_input import Entry
 from lamella.cli.conversation import Conversation
@@ -25,6 +27,7 @@ from lamella.cli.toolbox import ToolBox
 from lamella.model.chat.message import ChatMessage
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
+from lamella.runtime.params import RequestParams
 
 NEWLINE = 3 + 10  # its byte token
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
@@ -75,6 +78,19 @@ def test_saved_conversations_continue(model: Path, tmp_path: Path) -> None:
     assert [m["role"] for m in messages] == ["user", "assistant"]
     again = chat(model, "--chat-template", PLAIN, lines=f"/load {file}\nc\n")
     assert answers(again) == answers(whole)[1:]
+
+
+def test_a_full_disk_leaves_the_older_conversation(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    nothing: Any = None
+    talk = Conversation(nothing, RequestParams(), system="be")
+    talk.save(file)
+    before = file.read_bytes()
+    talk.set_system("be brief")
+    with full_disk(9), pytest.raises(RequestError, match="cannot be written: File too large"):
+        talk.save(file)
+    assert file.read_bytes() == before
+    assert os.listdir(tmp_path) == ["talk.json"]
 
 
 @pytest.mark.parametrize(

@@ -190,11 +190,10 @@ def test_a_folder_in_a_file_s_place(folder: Path) -> None:
 
 
 def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_bytes(path: Path, data: bytes) -> int:
-        path.touch()
+    def replace(path: Path, target: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    monkeypatch.setattr(Path, "replace", replace)
     k = declare("test_no_space")
     assert load(k) == ["test_no_space"]
     assert call(k, 1) == 6

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,7 +186,7 @@ def test_a_full_disk_is_logged_once(
 
     with opened(tmp_path) as files, caplog.at_level(logging.WARNING):
         with monkeypatch.context() as patch:
-            patch.setattr(tempfile, "mkstemp", fails)
+            patch.setattr(Path, "replace", fails)
             for i in range(5):
                 assert files.put(key(i), page(i))
             until(lambda: not files.n_pending)
