@@ -1,7 +1,7 @@
 """The driver's requests to a worker: one connection, a reply to each request.
 
-All users of a device share its control connection. Replies of questions that only depend on shapes
-are cached. Tested by tests/kernels/test_remote_device.py.
+All users of a device share its control connection. The last replies to questions that only depend
+on shapes are cached. Tested by tests/kernels/test_remote_device.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import count
 from statistics import median
@@ -42,6 +42,7 @@ LINKS: Final = count(1)  # between workers, unique in a run
 N_PINGS: Final = 15
 PING_BYTES: Final = 8192  # an activation of one token
 BULK_BYTES: Final = 1 << 20
+N_ANSWERS: Final = 128  # about graphs, which may be some 100 KB of JSON each
 LOST: Final = "the connection to its process was lost: it was closed"
 
 
@@ -79,7 +80,7 @@ class Control:
         self._identities = Identities()
         self._results: list[tuple[int, int, bytes]] = []  # see `keep_results`
         self.n_writes = 0  # to memory that results may be in
-        self._ask_graph = cache(self._call)
+        self._ask_graph = lru_cache(N_ANSWERS)(self._call)
         self.lost: DeviceLostError | None = None
         self._streams: list[Channel] = []
         self._pulse: Pulse | None = None
@@ -142,6 +143,7 @@ class Control:
             self._pulse.stop()
         for channel in (self._channel, *self._streams):
             channel.close()
+        self._ask_graph.cache_clear()
 
     def _cut_links(self) -> None:
         """Tell other workers that nothing more will come from this one. If its process only hangs,

@@ -27,7 +27,7 @@ from lamella.base.errors import (
 )
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.remote import worker
+from lamella.kernels.remote import control, worker
 from lamella.kernels.remote.control import Control
 from lamella.kernels.remote.device import RemoteDevice
 from lamella.kernels.remote.failures import remote_error
@@ -265,6 +265,19 @@ def test_it_optimizes_and_measures_as_the_workers_device(lent: Workers, cpu: Cpu
     alloc_tensors([*mine.leafs, *mine.nodes], device.buffer_type)
     alloc_tensors([*theirs.leafs, *theirs.nodes], cpu.buffer_type)
     assert device.work_size(mine) == cpu.work_size(theirs) > 0
+
+
+def test_answers_about_few_graphs_are_kept(
+    lent: Workers, cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "N_ANSWERS", 2)
+    device = lent.lend(cpu)
+    kept = device.control._ask_graph.cache_info
+    for n in (1, 2, 3, 3):
+        device.graph_optimize(Graph(ops.silu(Tensor(F32, (64, n)))))
+    assert (kept().currsize, kept().hits) == (2, 1)
+    device.control.close()
+    assert kept().currsize == 0
 
 
 # --- errors ---
