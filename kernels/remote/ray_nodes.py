@@ -66,7 +66,7 @@ class RayNodes:
 
     def start(self, node: Node, device: str, secret: bytes, name: str) -> Address:
         ray = _ray()
-        self._end(name)
+        self.end(name)
         n_gpus = 0 if device == "cpu" else 1
         n_cpus = node.n_cpus if not n_gpus else min(1, node.n_cpus)
         actor = (
@@ -84,11 +84,11 @@ class RayNodes:
         try:
             host, port = ray.get(actor.listen.remote(node.address), timeout=START_SECONDS)
         except Exception as e:  # Ray raises many kinds
-            self._end(name)
+            self.end(name)
             raise DeviceLostError(f"{name}: {_explained(e, node, n_cpus, n_gpus)}") from None
         return host, port
 
-    def _end(self, name: str) -> None:
+    def end(self, name: str) -> None:
         actor = self._actors.pop(name, None)
         if actor is not None:
             _ray().kill(actor, no_restart=True)

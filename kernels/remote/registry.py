@@ -58,6 +58,9 @@ class Nodes(Protocol):
             DeviceLostError: it does not start.
         """
 
+    def end(self, name: str) -> None:
+        """End the worker that was started with a name, and free what it has of its node."""
+
 
 class RemoteRegistry(Registry):
     """The devices of the nodes of a cluster."""
@@ -117,5 +120,10 @@ class RemoteRegistry(Registry):
                 known.control.close()
             device = name.rpartition("/")[2].lower()
             address = self._nodes.start(node, device, self._secret, name)
-            known = self._opened[name] = RemoteDevice(name, Control(name, address, self._secret))
+            try:
+                known = RemoteDevice(name, Control(name, address, self._secret))
+            except BaseException:  # such as a firewall between
+                self._nodes.end(name)
+                raise
+            self._opened[name] = known
         return known

@@ -66,6 +66,7 @@ class ToyNodes:
     def __init__(self, stack: ExitStack) -> None:
         self.nodes: Sequence[Node] = NODES
         self.started: list[str] = []
+        self.ended: list[str] = []
         self.workers: list[Worker] = []
         self._stack = stack
 
@@ -79,6 +80,9 @@ class ToyNodes:
         self.workers.append(Worker(CpuDevice(1), secret))
         self._stack.callback(self.workers[-1].close)
         return self.workers[-1].listen("127.0.0.1")
+
+    def end(self, name: str) -> None:
+        self.ended.append(name)
 
 
 def stop(pid: int) -> None:

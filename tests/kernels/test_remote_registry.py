@@ -83,3 +83,18 @@ def test_a_worker_that_does_not_start_is_an_error(
 ) -> None:
     with pytest.raises(DeviceLostError, match="ray:one/CUDA0: no worker started"):
         registry.find("ray:one/cuda0", ())
+
+
+def test_a_worker_that_cannot_be_reached_is_ended(
+    nodes: ToyNodes, registry: RemoteRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DeviceLostError("ray:one/CPU: no connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lamella.kernels.remote.registry.Control", fail)
+        with pytest.raises(DeviceLostError, match="no connection"):
+            registry.find("ray:one/cpu", ())
+    assert nodes.ended == ["ray:one/CPU"]
+    assert registry.find("ray:one/cpu", ()) == registry.devices()
+    assert nodes.ended == ["ray:one/CPU"]
