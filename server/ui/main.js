@@ -123,10 +123,15 @@ async function run(message, isMore = false) {
   say(message.error ? "The answer failed" : `The answer is complete${message.stats ? `: ${count(message.stats.predicted, "token")}` : ""}`);
 }
 
-// Store a conversation while it changes, unless it was deleted meanwhile, perhaps in another tab.
+// Store a conversation while it changes, unless it was deleted meanwhile, perhaps in another tab. The
+// answer to a question that was deleted ends.
 async function kept(asked, message) {
+  if (!sidebar.items.some(({ id }) => id === asked.id)) return;
   tree.touch(asked, message.id);
-  if (asked.messages[message.id] && sidebar.items.some(({ id }) => id === asked.id)) await save(asked);
+  await save(asked);
+  if (asked.messages[message.id]) return;
+  runningIn(asked.id)?.drop();
+  if (conversation === asked) draw();
 }
 
 const actions = {
@@ -216,10 +221,10 @@ function drawSoon(message) {
   const now = () => {
     const view = views.get(drawn.id);
     drawn = null;
-    if (!view) return;
+    if (!runningIn(conversation.id)) drawState();
+    if (!view) return; // it was deleted
     const begin = performance.now();
     view.update();
-    if (!runningIn(conversation.id)) drawState();
     if (follows) scrollToEnd(); // which lays the page out
     view.cost = performance.now() - begin;
   };

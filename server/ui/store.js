@@ -1,6 +1,6 @@
 // Keeps conversations in this browser (IndexedDB), or in memory where that is not allowed.
 
-import { merge, taken, touch } from "./tree.js";
+import { merge, putBack, taken } from "./tree.js";
 
 const NAME = "conversations";
 const memory = new Map();
@@ -72,7 +72,7 @@ export async function all() {
 
 // What another tab has changed meanwhile is kept, and becomes part of `conversation`.
 export async function save(conversation) {
-  let changes = [];
+  let changes = new Map();
   try {
     await using("readwrite", (store) => {
       store.get(conversation.id).onsuccess = ({ target }) => {
@@ -82,7 +82,7 @@ export async function save(conversation) {
       };
     });
   } catch (error) {
-    touch(conversation, ...changes); // they are not stored
+    putBack(conversation, changes);
     throw error;
   }
   if (!isKept) memory.set(conversation.id, conversation);

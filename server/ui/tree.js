@@ -13,12 +13,17 @@ const ROLES = ["user", "assistant", "tool"];
 const FORMAT = "lamella-conversations";
 
 // what this tab has changed in a conversation since it was stored: names of fields, and messages that
-// were added, written or removed
+// were added (true), written or removed (false)
 const changes = new WeakMap();
 
+function change(conversation, name, isNew) {
+  if (!changes.has(conversation)) changes.set(conversation, new Map());
+  const found = changes.get(conversation);
+  found.set(name, found.get(name) || isNew);
+}
+
 export function touch(conversation, ...names) {
-  if (!changes.has(conversation)) changes.set(conversation, new Set());
-  for (const name of names) changes.get(conversation).add(name);
+  for (const name of names) change(conversation, name, false);
 }
 
 const newId = () => `${Date.now().toString(36)}-${[...crypto.getRandomValues(new Uint8Array(8))].map((n) => n.toString(36)).join("")}`;
@@ -33,18 +38,19 @@ export function addMessage(conversation, parent, role, fields = {}) {
   conversation.messages[message.id] = message;
   conversation.leaf = message.id;
   conversation.updated = message.created;
-  touch(conversation, message.id);
+  change(conversation, message.id, true);
   return message;
 }
 
-// Take over what another tab has stored since, but for what this tab has changed.
+// Take over what another tab has stored since, but for what this tab has changed. A message that the
+// other tab has removed is gone, also if this one has written it.
 export function merge(conversation, stored) {
-  const touched = changes.get(conversation) ?? new Set();
+  const touched = changes.get(conversation) ?? new Map();
   const { messages } = conversation;
   for (const name of ["title", "settings"]) if (!touched.has(name)) conversation[name] = stored[name];
   const kept = new Set(); // the changed messages, and those that they answer
-  for (const id of touched) {
-    for (let at = messages[id]; at && !kept.has(at.id); at = messages[at.parent]) kept.add(at.id);
+  for (const [id, isNew] of touched) {
+    if (isNew || stored.messages[id]) for (let at = messages[id]; at && !kept.has(at.id); at = messages[at.parent]) kept.add(at.id);
   }
   for (const id of Object.keys(messages)) if (!kept.has(id) && !stored.messages[id]) delete messages[id];
   for (const other of Object.values(stored.messages).sort((a, b) => a.created - b.created)) {
@@ -60,9 +66,14 @@ export function merge(conversation, stored) {
 
 // The changes, which are forgotten.
 export function taken(conversation) {
-  const found = changes.get(conversation) ?? [];
+  const found = changes.get(conversation) ?? new Map();
   changes.delete(conversation);
   return found;
+}
+
+// Changes that were taken and could not be stored.
+export function putBack(conversation, taken) {
+  for (const [name, isNew] of taken) change(conversation, name, isNew);
 }
 
 // The messages from the first one to a leaf.

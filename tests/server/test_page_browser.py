@@ -298,6 +298,37 @@ def test_a_conversation_that_another_tab_deletes_stays_deleted(chat: Chat) -> No
     assert chat.titles() == []
 
 
+REMOVE_QUESTION_ELSEWHERE: Final = """
+Promise.all([import("/ui/store.js"), import("/ui/tree.js")]).then(async ([store, tree]) => {
+  const [{ id }] = await store.list();
+  const conversation = await store.load(id);
+  const messages = Object.values(conversation.messages);
+  const found = messages.find(({ content }) => content === "endless text");
+  if (found) {
+    tree.removeMessage(conversation, found);
+    await store.save(conversation);
+  }
+  arguments[0](Boolean(found));
+});
+"""
+
+
+def test_a_question_that_another_tab_deletes_stays_deleted(chat: Chat) -> None:
+    browser = chat.browser
+    chat.ask("short text")
+    chat.type("endless text")
+    browser.press(ENTER)
+    browser.wait(
+        "document.querySelector('.message.busy .body > .markdown')?.textContent.length > 50"
+    )
+    assert browser.driver.execute_async_script(REMOVE_QUESTION_ELSEWHERE)
+    browser.wait("document.querySelectorAll('.message').length === 2")  # and the answer stops
+    browser.wait("document.querySelector('#send').title === 'Send'")
+    chat.open(fresh=False).ready()
+    texts = ["short text", "short text", SCRIPTS["short"]]
+    assert browser.driver.execute_async_script(ALL_TEXTS) == sorted(texts)
+
+
 ASK_ELSEWHERE: Final = """
 Promise.all([import("/ui/store.js"), import("/ui/tree.js")]).then(async ([store, tree]) => {
   const [{ id }] = await store.list();
