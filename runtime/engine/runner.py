@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from ...base.errors import (
     CancelledError,
@@ -48,8 +47,6 @@ from .steps import Steps
 from .texts import Texts
 from .ticket import Ticket
 from .unsure import Unsure
-
-T = TypeVar("T")
 
 FED_MS_MAX: Final = 10.0  # of a longer step, the time between two steps is less than 1%
 
@@ -156,6 +153,7 @@ class Runner:
 
     def fail_all(self, error: Exception) -> None:
         """Fail all running jobs with an internal error."""
+        self._pulse.failed(error)
         self._abandon()
         self.fail(tuple(self.running), error)
 
@@ -208,7 +206,11 @@ class Runner:
         ticket.enter(found.seq, found.length, now, self.n_ctx)
         if self.prefixes.tree.is_unsure(found.seq):
             self._in_flight.append(ticket)  # it fails if the work that computes them does
-        self._guard(ticket, partial(self.prefixes.begin, ticket, found))
+        try:
+            self.prefixes.begin(ticket, found)
+        except Exception as e:  # the device cannot restore a prefix
+            self._pulse.failed(e)
+            self.fail((ticket,), e)
 
     # --- a step ---
 
@@ -433,8 +435,10 @@ class Runner:
         if ticket.n_predicted > 0 or ticket.settled:
             return
         n_cached = min(ticket.n_cached, ticket.n_done)  # less is possible after a preemption
-        progress = partial(ticket.sink.progress, ticket.n_done, ticket.n_prompt, n_cached)
-        self._guard(ticket, progress)
+        try:
+            ticket.sink.progress(ticket.n_done, ticket.n_prompt, n_cached)
+        except Exception as e:  # of this job only
+            self.fail((ticket,), e)
         if ticket.n_done == ticket.n_prompt and ticket.params.n_predict == 0:
             self.synchronize()
             if not ticket.settled:
@@ -466,6 +470,7 @@ class Runner:
 
         Jobs that share pages of these tokens are in flight too.
         """
+        self._pulse.failed(error)
         self.prefixes.tree.discard()
         lost, self._in_flight = self._in_flight, []
         self.fail(lost, error)
@@ -482,7 +487,6 @@ class Runner:
 
     def fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
         """End jobs with an error."""
-        self._pulse.failed(error)
         reported = as_lamella_error(error)
         # of an error of the request, or of another machine, the place in the code says nothing
         is_outside = isinstance(reported, RequestError | DeviceLostError)
@@ -493,14 +497,6 @@ class Runner:
             if self._queue.settle(ticket):
                 self._release(ticket)
                 report(ticket.sink.failed, reported)
-
-    def _guard(self, ticket: Ticket, call: Callable[[], T]) -> T | None:
-        """The result of a call for one job. If it raises, only that job fails."""
-        try:
-            return call()
-        except Exception as e:
-            self.fail((ticket,), e)
-            return None
 
     def _release(self, ticket: Ticket) -> None:
         """Remove a job from the running jobs and free its pages, after the step that computes."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from fake_context import Clock, FakeContext, Recorder, job, make_engine
+from fake_context import Clock, FakeContext, PipelineContext, Recorder, job, make_engine
 
 from lamella.base.errors import BackendError, ClosedError
 from lamella.model.embed_context import EmbedContext
@@ -89,6 +89,36 @@ def test_an_engine_whose_device_is_lost_and_found() -> None:
     context.on_decode = lambda _: None
     run_job(engine).result()
     assert engine.pulse.trouble(LIMIT) == ""
+    engine.close()
+
+
+class NoProgress(Recorder):
+    def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
+        raise ValueError("the sink is broken")
+
+
+def test_errors_of_requests_say_nothing_of_the_device() -> None:
+    engine = make_engine(PipelineContext(n_ubatch=4))
+    engine.start()
+    for _ in range(N_FAILED_MAX):
+        sink = NoProgress()
+        engine.submit(job(sink, *range(3, 12), cache_prompt=False))
+        assert "the sink is broken" in str(sink.error())  # nothing but a part of a prompt computes
+        engine.call(lambda _: None)
+    assert (engine.pulse.trouble(LIMIT), engine.pulse.n_failed_total) == ("", 0)
+    engine.close()
+
+
+def test_prefixes_that_cannot_be_restored_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: object) -> None:
+        raise BackendError("the device is lost")
+
+    engine = make_engine(FakeContext())
+    monkeypatch.setattr(engine._runner.prefixes, "begin", begin)
+    engine.start()
+    for _ in range(N_FAILED_MAX):
+        assert isinstance(run_job(engine).error(), BackendError)
+    assert "the device is lost" in engine.pulse.trouble(LIMIT)
     engine.close()
 
 
