@@ -278,8 +278,7 @@ class Runner:
             self._ahead.drop()
             self.slots.leave(ticket.slot)
             self._speculation.forget(ticket)
-            self._share_prefix(ticket, ended=True)
-            ticket.leave()
+            self._leave(ticket)
             self._queue.put_back(ticket)
 
     def shift(self, ticket: Ticket) -> None:
@@ -517,11 +516,15 @@ class Runner:
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))
             self._queue.end(ticket)
-            try:
-                self._share_prefix(ticket, ended=True)
-            except Exception:  # a bug of ours, which must not keep a client waiting
-                log.exception("the tokens of a request are not shared")
-            ticket.leave()
+            self._leave(ticket)
+
+    def _leave(self, ticket: Ticket) -> None:
+        """Take the pages of a job, and let later jobs share them."""
+        try:
+            self._share_prefix(ticket, ended=True)
+        except Exception:  # a bug of ours, which must not keep a client waiting
+            log.exception("the tokens of a request are not shared")
+        ticket.leave()
 
     def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
         """Let later jobs share a job's evaluated tokens, until their pages are needed."""

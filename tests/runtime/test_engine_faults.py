@@ -140,6 +140,28 @@ def test_a_preempted_job_can_be_cancelled() -> None:
     assert context.pool.n_free == context.pool.n_pages
 
 
+def test_a_preempted_job_whose_tokens_cannot_be_shared_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = FakeContext(32)
+    a, b = Recorder(), Recorder()
+    engine = make_engine(context)
+    insert = engine._runner.prefixes.tree.insert
+
+    def fail(*args: Any, ended: bool, **more: Any) -> Any:
+        if ended:
+            raise ValueError("a bug")
+        return insert(*args, ended=ended, **more)
+
+    monkeypatch.setattr(engine._runner.prefixes.tree, "insert", fail)
+    for sink, token in ((a, 5), (b, 6)):
+        engine.submit(job(sink, token, n_predict=28, ignore_eos=True))
+    engine.start()
+    assert [sink.result().n_predicted for sink in (a, b)] == [28, 28]
+    engine.close()
+    assert context.pool.n_free == context.pool.n_pages
+
+
 def test_a_job_cancelled_during_a_failed_admission() -> None:
     class Full(FakeContext):
         def append(self, seq: KVSequence, n: int) -> None:
