@@ -70,6 +70,8 @@ async def json_reply(request: web.Request, pieces: Iterator[bytes]) -> web.Strea
         return web.Response(body=first, content_type="application/json", charset="utf-8")
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
+    if request.method == "HEAD":
+        return response
     await write(request, response, first)
     while second:
         await write(request, response, second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from http_world import THREAD, RunningServer, running
 from lamella.server import bodies
 from lamella.server.bodies import N_BYTES_LANES, N_BYTES_LEAST
 from lamella.server.config import ServerConfig
+from lamella.server.json_pieces import N_PIECE
 from lamella.server.prompts import prepared_chat as prepare
 from lamella.server.responses import routes
 from lamella.server.threads import in_turn as in_turn_of
@@ -184,3 +186,17 @@ def test_a_response_belongs_to_its_key() -> None:
         assert create("kb", previous_response_id=response["id"]).status == 200
         assert ask("kb", "GET", path).json == response
         assert ask("kb", "DELETE", path).status == 200
+
+
+@pytest.mark.parametrize("n_piece", [N_PIECE, 50])
+def test_a_head_request_says_if_there_is_a_response(
+    server: RunningServer, n_piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/v1/responses/{stored(server, 100)}"
+    monkeypatch.setattr(routes, "N_PIECE", n_piece)
+    with closing(server.connect()) as connection:
+        for _ in range(2):
+            for at, status in ((path, 200), ("/v1/responses/none", 404)):
+                connection.request("HEAD", at)
+                reply = connection.getresponse()
+                assert (reply.status, reply.read()) == (status, b"")
