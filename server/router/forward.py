@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -31,7 +32,7 @@ from ..ollama.replies import now_text
 from ..request_ids import ID_HEADER, REQUEST_ID
 from ..request_log import record_of
 from ..routes import json_response
-from ..routes_streams import STREAM_PATH, asked_id
+from ..routes_streams import LOOKUP_PATH, STREAM_PATH, asked_id
 from ..state import STATE, own_path
 from ..writing import write
 from .body import is_empty_in, model_in, scalar_in
@@ -77,7 +78,7 @@ async def forward_body(request: web.Request) -> web.StreamResponse:
             wishes = await in_lane(request, len(raw), partial(_wishes, own_path(request), raw))
             name = wishes.model or request.query.get("model")
             if name is None and _is_kept(request):
-                return await _ask_all(request)
+                return await _forward_to_owner(request)
             member = request.app[ROUTER].member(name)
             if wishes.only_unloads:
                 request.app[ROUTER].fleet.release(member)
@@ -134,7 +135,7 @@ async def forward_query(request: web.Request) -> web.StreamResponse:
     router = request.app[ROUTER]
     name = request.query.get("model")
     if name is None and _is_kept(request):
-        return await _ask_all(request)
+        return await _forward_to_owner(request)
     async with AsyncExitStack() as stack:
         child = await _enter(stack, request, router.member(name))
         return await _pass_back(request, child, await _send(stack, request, child, b""))
@@ -146,19 +147,47 @@ def _is_kept(request: web.Request) -> bool:
     return is_stored or own_path(request) == STREAM_PATH
 
 
-async def _ask_all(request: web.Request) -> web.StreamResponse:
+async def _forward_to_owner(request: web.Request) -> web.StreamResponse:
     """Pass on a request for something that a model keeps to the one that has it."""
-    for member in _loaded(request):
-        async with AsyncExitStack() as stack:
-            try:
-                child = await _enter(stack, request, member)
-                reply = await _send(stack, request, child, b"")
-            except UnavailableError:
-                continue  # what it had is gone with it
-            if reply.status != web.HTTPNotFound.status_code:
-                return await _pass_back(request, child, reply)
-    id = request.match_info.get("id") or request.query.get("conv_id", "")
-    raise web.HTTPNotFound(text=f"no loaded model has {id[:200]!r}")
+    id = request.match_info.get("id") or asked_id(request)
+    member = await _owner(request, id)
+    if member is None:
+        raise web.HTTPNotFound(text=f"no loaded model has {id[:200]!r}")
+    async with AsyncExitStack() as stack:
+        child = await _enter(stack, request, member)
+        return await _pass_back(request, child, await _send(stack, request, child, b""))
+
+
+async def _owner(request: web.Request, id: str) -> Member | None:
+    """The loaded model that has a stored response, or a kept stream; None if none says so in time.
+    All are asked at once, and the first that has it is enough."""
+
+    async def asked(member: Member) -> Member | None:
+        return member if await _has(request, member, id) else None
+
+    asking = [asyncio.create_task(asked(member)) for member in _loaded(request)]
+    try:
+        for answer in asyncio.as_completed(asking):
+            if (owner := await answer) is not None:
+                return owner
+        return None
+    finally:
+        for task in asking:
+            task.cancel()
+
+
+async def _has(request: web.Request, member: Member, id: str) -> bool:
+    """True if a model has what `_is_kept` is about. A reply with a stream may be late, so it is
+    looked up."""
+    if own_path(request) != STREAM_PATH:
+        path = f"/v1/responses/{quote(id, safe='')}"
+        reply = await _asked(request, member, "HEAD", path, b"")
+        return reply is not None and reply[0] == web.HTTPOk.status_code
+    lookup = json.dumps({"conversation_ids": [id]}).encode()
+    reply = await _asked(request, member, "POST", LOOKUP_PATH, lookup)
+    if reply is None or reply[0] != web.HTTPOk.status_code:
+        return False
+    return any(entry["conversation_id"] == id for entry in json.loads(reply[1]))
 
 
 async def lookup_streams(request: web.Request) -> web.StreamResponse:
@@ -186,19 +215,24 @@ def _loaded(request: web.Request) -> Iterator[Member]:
 
 
 async def _asked_each(request: web.Request, raw: bytes) -> list[tuple[int, bytes]]:
-    """The statuses and bodies of the short replies of all loaded models. One that has ended, or
-    does not reply in time, is left out. It stays in memory no longer for that."""
+    """The statuses and bodies of the short replies of all loaded models, but for those that do not
+    reply."""
+    path = _path(request)
+    asked = (_asked(request, each, request.method, path, raw) for each in _loaded(request))
+    return [reply for reply in await asyncio.gather(*asked) if reply is not None]
 
-    async def ask(member: Member) -> tuple[int, bytes] | None:
-        with suppress(UnavailableError, aiohttp.ClientError, OSError):
-            async with asyncio.timeout(N_GET_SECONDS), AsyncExitStack() as stack:
-                child = await _enter(stack, request, member, is_work=False)
-                reply = await _send(stack, request, child, raw)
-                return reply.status, await reply.read()
-        return None
 
-    found = await asyncio.gather(*map(ask, _loaded(request)))
-    return [reply for reply in found if reply is not None]
+async def _asked(
+    request: web.Request, member: Member, method: str, path: str, raw: bytes
+) -> tuple[int, bytes] | None:
+    """The status and the body of a short reply; None if the model has ended, or does not reply in
+    time. It stays in memory no longer for that."""
+    with suppress(UnavailableError, web.HTTPException, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(N_GET_SECONDS), AsyncExitStack() as stack:
+            child = await _enter(stack, request, member, is_work=False)
+            reply = await _send_to(stack, request, child, method, path, raw)
+            return reply.status, await reply.read()
+    return None
 
 
 async def _enter(
@@ -229,18 +263,31 @@ async def _send(
     stack: AsyncExitStack, request: web.Request, child: Child, raw: bytes
 ) -> aiohttp.ClientResponse:
     """Send the request. Return the head of its reply. Raises UnavailableError."""
-    prefix = request.app[STATE].config.prefix
-    url = URL(ORIGIN + request.rel_url.raw_path_qs.removeprefix(prefix), encoded=True)
+    return await _send_to(stack, request, child, request.method, _path(request), raw)
+
+
+def _path(request: web.Request) -> str:
+    """The path and the query of a request, without the server's prefix."""
+    return request.rel_url.raw_path_qs.removeprefix(request.app[STATE].config.prefix)
+
+
+async def _send_to(
+    stack: AsyncExitStack, request: web.Request, child: Child, method: str, path: str, raw: bytes
+) -> aiohttp.ClientResponse:
+    """Send a request with the headers of another one. Return the head of its reply.
+
+    Raises:
+        UnavailableError: the process has ended.
+    """
     headers = _headers(request)
     data: bytes | AsyncIterator[bytes] | None = None
-    if request.method not in ("GET", "HEAD"):
+    if method not in ("GET", "HEAD"):
         headers["Content-Length"] = str(len(raw))
         data = raw if len(raw) <= N_PART_BYTES else _parts(raw)
+    url = URL(ORIGIN + path, encoded=True)
     try:
         return await stack.enter_async_context(
-            child.session.request(
-                request.method, url, headers=headers, allow_redirects=False, data=data
-            )
+            child.session.request(method, url, headers=headers, allow_redirects=False, data=data)
         )
     except (aiohttp.ClientError, OSError) as error:
         raise await _ended(child, error) from None

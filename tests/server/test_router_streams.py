@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import aiohttp
 import pytest
@@ -19,6 +20,7 @@ from lamella.server.broken_streams import EVENTS, LINES, WholeEvents
 from lamella.server.config import ServerConfig
 from lamella.server.listening import urls
 from lamella.server.router import forward
+from lamella.server.router.child import N_GET_SECONDS
 from lamella.server.router.config import RouterConfig
 from lamella.server.router.fleet import Fleet
 from lamella.server.router.member import State
@@ -59,11 +61,18 @@ def reply(content_type: str, body: bytes, *, is_whole: bool = True) -> bytes:
     return head.encode() + chunk + (b"0\r\n\r\n" if is_whole else b"")
 
 
+class Keeper(NamedTuple):
+    """A model that keeps streams: what it answers to lookups, and to other requests."""
+
+    found: bytes
+    rest: bytes
+
+
 class Models:
     """A fleet of loaded models. Each answers all requests with its bytes, and closes the
     connection; with None it does not answer."""
 
-    def __init__(self, folder: Path, replies: Mapping[str, bytes | None]) -> None:
+    def __init__(self, folder: Path, replies: Mapping[str, bytes | Keeper | None]) -> None:
         self.folder, self.replies = folder, replies
         self.n_work = 0  # requests that count as work
 
@@ -76,10 +85,14 @@ class Models:
         self.n_work += is_work
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
             if bytes is None:
                 await reader.read()
-            writer.write(bytes or b"")
+            elif isinstance(bytes, Keeper):
+                writer.write(bytes.found if b"/lookup " in head else bytes.rest)
+            else:
+                end = b"\r\n\r\n"
+                writer.write(bytes.partition(end)[0] + end if head.startswith(b"HEAD") else bytes)
             await writer.drain()
             writer.close()
 
@@ -92,6 +105,13 @@ class Models:
         ):
             error = UnavailableError("the process is gone")
             yield SimpleNamespace(session=session, settled=settled, ended_error=lambda _: error)
+
+
+@contextmanager
+def within(n_seconds: float) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < n_seconds
 
 
 def ask(models: Models, *requests: tuple[str, str, Any]) -> list[tuple[int, bytes]]:
@@ -147,5 +167,35 @@ def test_kept_streams_are_found_beside_models_that_hang_or_end(
         ("DELETE", "/v1/stream?conv_id=x", None),
     ) == [(200, b'[{"conversation_id": "x"}]'), (204, b"")]
     assert models.n_work == 0, "models that are only asked may sleep"
-    models = Models(tmp_path, {"ended": b"", "good": reply(EVENTS, b"data: 1\n\n")})
-    assert ask(models, ("GET", "/v1/stream?conv_id=x", None)) == [(200, b"data: 1\n\n")]
+
+
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+PLAIN = "application/json"
+
+
+@pytest.mark.parametrize("others", [{"ended": b""}, {"hangs": None}, {"other": NOT_FOUND}])
+def test_a_model_that_hangs_holds_up_no_search(
+    others: Mapping[str, bytes | None], tmp_path: Path
+) -> None:
+    """Its limit of 10 seconds is not waited for: a model that has what is asked for is enough."""
+    keeper = Keeper(reply(PLAIN, b'[{"conversation_id": "x"}]'), reply(EVENTS, b"data: 1\n\n"))
+    models = Models(tmp_path, {**others, "good": keeper})
+    with within(N_GET_SECONDS / 2):
+        assert ask(models, ("GET", "/v1/stream?conv_id=x", None)) == [(200, b"data: 1\n\n")]
+    models = Models(tmp_path, {**others, "good": reply(PLAIN, b"{}")})
+    with within(N_GET_SECONDS / 2):
+        assert ask(models, ("GET", "/v1/responses/resp_1", None)) == [(200, b"{}")]
+    assert models.n_work == 0
+
+
+def test_what_no_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "N_GET_SECONDS", 0.5)
+    other = reply(PLAIN, b'[{"conversation_id": "x::two"}]')  # which it has by another name
+    for good in (NOT_FOUND, other):
+        models = Models(tmp_path, {"ended": b"", "hangs": None, "good": good})
+        ((status, body),) = ask(models, ("GET", "/v1/stream?conv_id=x", None))
+        assert (status, b"no loaded model has 'x'" in body) == (404, True)
+    models = Models(tmp_path, {"hangs": None, "good": NOT_FOUND})
+    for method in ("GET", "DELETE"):
+        ((status, body),) = ask(models, (method, "/v1/responses/resp%2F1", None))
+        assert (status, b"no loaded model has 'resp/1'" in body) == (404, True)
