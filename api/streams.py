@@ -193,7 +193,7 @@ class TextStream(_Received):
 
 
 class AsyncTextStream(_Received):
-    """Generated text in pieces, for one task at a time: the twin of `TextStream`.
+    """Generated text in pieces, for one task at a time of one event loop: the twin of `TextStream`.
 
     The generation starts with the first wait for a piece, and raises its errors there. It is
     cancelled when the task is cancelled, when the stream is closed, at the end of an `async with`
@@ -211,6 +211,7 @@ class AsyncTextStream(_Received):
         self._model = model  # stays open until the stream ends
         self._start = start
         self._generation: AsyncGeneration | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # that began it
         self._is_read = False  # a task waits for a piece
 
     def __aiter__(self) -> AsyncTextStream:
@@ -218,7 +219,7 @@ class AsyncTextStream(_Received):
 
     async def __anext__(self) -> TextPiece:
         """The next piece. Raises as the method that made the stream, and as `TextStream`; also
-        RequestError while another task waits for a piece."""
+        RequestError while another task waits for a piece, and in another event loop."""
         if self._is_read:
             raise RequestError("another task reads this stream: each task needs its own stream")
         self._is_read = True
@@ -251,8 +252,13 @@ class AsyncTextStream(_Received):
             self._generation.cancel()
 
     async def _started(self) -> AsyncGeneration:
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if loop is not self._loop:
+            raise RequestError(
+                "another event loop began this stream: each loop needs its own stream"
+            )
         if self._generation is None:
-            loop = asyncio.get_running_loop()
             try:
                 # if the task is cancelled here, nothing refers to the generation: it is cancelled
                 parser, generation = await asyncio.to_thread(self._start, loop)

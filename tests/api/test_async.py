@@ -73,6 +73,22 @@ def test_other_tasks_run_while_one_waits(model: lamella.Model) -> None:
     asyncio.run(work())
 
 
+def test_a_stream_belongs_to_the_event_loop_that_began_it(model: lamella.Model) -> None:
+    stream = model.acomplete_stream("a", max_tokens=9, seed=1)
+    with asyncio.Runner() as first:
+        begin = first.run(next_piece(stream))
+        with pytest.raises(RequestError, match="another event loop began this stream: each loop"):
+            asyncio.run(next_piece(stream))
+        whole = first.run(stream.result())  # it goes on
+    assert whole.text.startswith(begin)
+    assert whole.usage.completion_tokens == 9
+    assert asyncio.run(stream.result()) == whole
+
+
+async def next_piece(stream: AsyncTextStream) -> str:
+    return await anext(stream)
+
+
 def test_cancelling_a_task_cancels_its_generation(model: lamella.Model) -> None:
     stream = model.acomplete_stream("a", ignore_eos=True)  # stays referenced
 
