@@ -44,15 +44,21 @@ class RequestsBudget:
         finally:
             self._release(reservation)
 
-    def take(self, reservation: Reservation, cost: int) -> None:
+    def take(self, reservation: Reservation, cost: int, *instead_of: Reservation) -> None:
         """Add to a reservation, see `Reservation.take`."""
         client = reservation.client
         with self._lock:
             if reservation.is_over:
                 return
-            self._check(client, cost)
+            freed = Counter[str]()
+            for other in instead_of:
+                freed[other.client] += other.n_held
+            self._check(client, cost, freed)
+            for other in instead_of:
+                other.n_held = 0
             reservation.n_held += cost
             self._held[client] += cost
+            self._held -= freed
 
     def shrink(self, reservation: Reservation, n_bytes: int) -> None:
         """Free all of a reservation but `n_bytes`."""
@@ -61,7 +67,7 @@ class RequestsBudget:
                 self._held[reservation.client] -= reservation.n_held - n_bytes
                 reservation.n_held = n_bytes
 
-    def _check(self, client: str, cost: int) -> None:
+    def _check(self, client: str, cost: int, freed: Counter[str]) -> None:
         needs = f"the request may take {size_text(cost)} of memory"
         if cost > self._n_each_max:
             raise RequestError(
@@ -69,13 +75,13 @@ class RequestsBudget:
                 "half of --requests-ram): set a smaller max_tokens, or send fewer prompts, "
                 "texts, choices, probabilities or biases"
             )
-        held = self._held[client]
+        held = self._held[client] - freed[client]
         if held + cost > self._n_client_max:
             raise ClientLimitError(
                 f"{needs}, and this client's running requests {size_text(held)}: at most "
                 f"{size_text(self._n_client_max)} may be one client's (half of --requests-ram)"
             )
-        total = self._held.total()
+        total = self._held.total() - freed.total()
         if total + cost > self._n_max:
             raise OverloadedError(
                 f"{needs}, and all running requests {size_text(total)}: at most "
@@ -98,16 +104,16 @@ class Reservation:
         self.is_over = False
         self._budget = budget
 
-    def take(self, cost: int) -> None:
-        """Reserve bytes. Nothing happens once the block is over: the client may have disconnected
-        while a thread read its request.
+    def take(self, cost: int, *instead_of: Reservation) -> None:
+        """Reserve bytes, and free what the reservations `instead_of` hold. Nothing happens once the
+        block is over: the client may have disconnected while a thread read its request.
 
         Raises:
             RequestError: no request may take so much.
             ClientLimitError: the client's requests hold too much now.
             OverloadedError: all requests hold too much now.
         """
-        self._budget.take(self, cost)
+        self._budget.take(self, cost, *instead_of)
 
     def shrink(self, n_bytes: int) -> None:
         """Keep `n_bytes` of what it holds."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Final
 
 from ..base.errors import OverloadedError, RequestError
@@ -149,13 +150,12 @@ class KeptStreams:
             ClientLimitError: the client's requests hold too much memory.
             OverloadedError: all requests do, or there are too many streams.
         """
-        older = self.get(client, id)
-        if older is not None:
-            self.remove(older)
-        if len(self._streams) >= N_STREAMS_MAX and not self._forget(self._largest_client()):
-            raise OverloadedError(f"{N_STREAMS_MAX} streams with X-Conversation-Id are running")
         stream = KeptStream(client, id, content_type, stop)
-        self._reserve(stream)
+        with ExitStack() as memory:
+            stream.reserved = memory.enter_context(self._memory.reservation(client))
+            for older in self._make_room(stream):
+                self.remove(older)
+            stream.memory = memory.pop_all()
         self._streams[self._key(stream)] = stream
         return stream
 
@@ -202,25 +202,38 @@ class KeptStreams:
     def _has(self, stream: KeptStream) -> bool:
         return self._streams.get(self._key(stream)) is stream
 
-    def _reserve(self, stream: KeptStream) -> None:
-        """Reserve memory for a new stream. Those of its client that have ended leave for it."""
-        reserved = stream.memory.enter_context(self._memory.reservation(stream.client))
-        stream.reserved = reserved
+    def _make_room(self, stream: KeptStream) -> list[KeptStream]:
+        """Reserve memory for a new stream. Return those that have to leave for it: an older one
+        with its id, and the oldest ones of its client that have ended. Raises as `keep`; then none
+        leaves."""
+        older = self.get(stream.client, stream.id)
+        leaving = [] if older is None else [older]
+        if len(self._streams) - len(leaving) >= N_STREAMS_MAX:
+            oldest = next(self._ended(self._largest_client(), leaving), None)
+            if oldest is None:
+                raise OverloadedError(f"{N_STREAMS_MAX} streams with X-Conversation-Id are running")
+            leaving.append(oldest)
+        assert stream.reserved is not None
+        ended = self._ended(stream.client, leaving)
         while True:
+            held = (one.reserved for one in leaving if one.reserved is not None)
             try:
-                reserved.take(N_BYTES_MAX)
-                return
+                stream.reserved.take(N_BYTES_MAX, *held)
+                return leaving
             except OverloadedError:
-                if not self._forget(stream.client):
+                more = list(
+                    islice(ended, 1 + len(leaving))
+                )  # twice as many, so there are few tries
+                if not more:
                     raise
+                leaving += more
 
-    def _forget(self, client: str) -> bool:
-        """Forget the oldest stream of a client that has ended. Return False if there is none."""
+    def _ended(self, client: str, besides: Iterable[KeptStream]) -> Iterator[KeptStream]:
+        """The streams of a client that have ended, but for some; the oldest first."""
+        left_out = set(besides)
         for stream in self._streams.values():
-            if stream.client == client and stream.is_done:
-                self.remove(stream)
-                return True
-        return False
+            if stream.client == client and stream.is_done and stream not in left_out:
+                yield stream
 
     def _largest_client(self) -> str:
         """The client with the most streams that have ended; "" if none has."""

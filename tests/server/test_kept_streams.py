@@ -140,6 +140,30 @@ def test_ended_streams_leave_for_new_ones_of_their_client() -> None:
     in_loop(test)
 
 
+def test_streams_stay_if_the_next_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        stopped: list[str] = []
+        kept = streams(n_mib=16)  # a client may hold half: two streams
+        ended = kept.keep("a", "ended", "text/plain", nothing)
+        ended.append(b"x" * MIB)
+        kept.finish(ended)
+        kept.keep("a", "1", "text/plain", lambda: stopped.append("1"))
+        with kept._memory.reservation("a") as request:
+            request.take(3 * MIB)
+            with pytest.raises(OverloadedError, match="--requests-ram"):
+                kept.keep("a", "2", "text/plain", nothing)
+            kept.keep("a", "1", "text/plain", lambda: stopped.append("again"))  # in its place
+            assert (len(kept), stopped) == (2, ["1"])
+            monkeypatch.setattr(kept_streams, "N_BYTES_MAX", 6 * MIB)
+            with pytest.raises(OverloadedError, match="--requests-ram"):
+                kept.keep("a", "1", "text/plain", nothing)
+        assert [kept.get("a", id) is None for id in ("ended", "1")] == [False, False]
+        assert stopped == ["1"]
+        assert kept._memory.n_held == 5 * MIB
+
+    in_loop(test)
+
+
 def test_the_number_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_streams, "N_STREAMS_MAX", 3)
 
@@ -148,6 +172,7 @@ def test_the_number_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         made = [kept.keep(c, id, "text/plain", nothing) for c, id in ("a1", "a2", "b3")]
         with pytest.raises(OverloadedError, match="3 streams"):
             kept.keep("c", "4", "text/plain", nothing)
+        made[2] = kept.keep("b", "3", "text/plain", nothing)  # in the place of another one
         for stream in made:
             kept.finish(stream)
         kept.keep("c", "4", "text/plain", nothing)

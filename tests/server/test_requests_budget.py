@@ -41,6 +41,23 @@ def test_a_client_may_hold_half() -> None:
         assert budget.n_held == 4 * MIB
 
 
+def test_a_reservation_takes_the_place_of_others() -> None:
+    budget = RequestsBudget(8, 8)
+    with (
+        budget.reservation("a") as one,
+        budget.reservation("b") as two,
+        budget.reservation("a") as new,
+    ):
+        one.take(3 * MIB)
+        two.take(2 * MIB)
+        with pytest.raises(OverloadedError, match="running requests 3"):  # a client may hold 4
+            new.take(2 * MIB, two)
+        assert (budget.n_held, one.n_held, two.n_held) == (5 * MIB, 3 * MIB, 2 * MIB)
+        new.take(4 * MIB, one, two)
+        assert (budget.n_held, one.n_held, two.n_held) == (4 * MIB, 0, 0)
+    assert budget.n_held == 0
+
+
 def test_all_clients_share_the_budget() -> None:
     budget = RequestsBudget(4, 8)
     with (
@@ -73,8 +90,8 @@ class Recorded(RequestsBudget):
         self.n_taken = 0
         self.made.append(self)
 
-    def take(self, reservation: Reservation, cost: int) -> None:
-        super().take(reservation, cost)
+    def take(self, reservation: Reservation, cost: int, *instead_of: Reservation) -> None:
+        super().take(reservation, cost, *instead_of)
         self.n_taken += 1
 
     def wait_until(self, check: Callable[[], bool]) -> None:
