@@ -155,6 +155,15 @@ def _for_text(params: OpenParams) -> OpenParams:
     return params.change(embeddings=False)
 
 
+def _without_draft(params: OpenParams) -> OpenParams:
+    """The options without a draft model."""
+    draft = params.draft
+    for name in ("draft_model", "draft_mtp"):
+        if getattr(draft, name):
+            log.warning(f"{name}: nothing is guessed here: no draft model is loaded")
+    return params.change(draft_model="", draft_mtp=False)
+
+
 def open_embedding(
     params: OpenParams,
     *,
@@ -310,8 +319,9 @@ def opened(
     on_load: OnLoad | None = None,
     on_compile: CompileProgress | None = None,
 ) -> Iterator[Context]:
-    """A context over a loaded model, without vocabulary and engine. Raises as `open_instance`."""
-    plan = plan_model(_for_text(params), on_compile)
+    """A context over a loaded model, without vocabulary, engine and draft model. Raises as
+    `open_instance`."""
+    plan = plan_model(_without_draft(_for_text(params)), on_compile)
     enforce(plan)
     context = load(plan, on_load)
     assert isinstance(context, Context), "the plan is for text"

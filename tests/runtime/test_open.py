@@ -18,7 +18,8 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.registry import CudaRegistry
 from lamella.model.params import PlacementParams
 from lamella.runtime import devices as lookup
-from lamella.runtime.open import open_instance, open_model
+from lamella.runtime import fit
+from lamella.runtime.open import open_instance, open_model, opened
 from lamella.runtime.plan import ModelPlan
 
 
@@ -178,3 +179,26 @@ def test_threads_and_polling_reach_the_cpu(path: Path, monkeypatch: pytest.Monke
         assert (cpu.n_threads, cpu.poll) == (3, 7)
         assert opened.params.placement.n_threads == 1
         assert opened.params.placement.n_threads_batch == 3
+
+
+@pytest.mark.parametrize("draft", [{"draft_model": "tiny.gguf"}, {"draft_mtp": True}])
+def test_a_context_without_requests_has_no_draft_model(
+    path: Path,
+    draft: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not even room for one: what follows is measured alone."""
+    monkeypatch.chdir(path.parent)
+    plans = list[ModelPlan]()
+
+    def plan_model(*args: Any) -> ModelPlan:
+        plans.append(fit.plan_model(*args))
+        return plans[-1]
+
+    monkeypatch.setattr("lamella.runtime.open.plan_model", plan_model)
+    (name,) = draft
+    with caplog.at_level(logging.WARNING), opened(open_params(path, devices=("none",), **draft)):
+        pass
+    assert [plan.draft for plan in plans] == [None]
+    assert caplog.messages == [f"{name}: nothing is guessed here: no draft model is loaded"]
