@@ -35,10 +35,12 @@ ORIGIN: Final = "http://model"  # of its URLs; the socket decides what they reac
 
 
 class Verdict(NamedTuple):
-    """Says if a plan fits. `lacking` says what it lacks."""
+    """Says if a plan fits. `lacking` says what it lacks. `is_hopeless`: the weights alone would not
+    fit without all other models."""
 
     fits: bool
     lacking: str
+    is_hopeless: bool
 
 
 class Child:

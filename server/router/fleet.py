@@ -276,6 +276,8 @@ class Fleet:
                 if verdict.fits:
                     return
                 lacking = verdict.lacking
+                if verdict.is_hopeless:
+                    raise _cannot_load(member, lacking)
             await self._make_room(member, lacking, end)
 
     async def _make_room(self, member: Member, lacking: str, end: float) -> None:
@@ -295,7 +297,7 @@ class Fleet:
                     return
             busy = ", ".join(f'"{other.name}"' for other in loaded)
             lacking = f"{lacking}; the loaded models are busy: {busy}"
-        raise UnavailableError(f'the model "{member.name}" cannot be loaded: {lacking}')
+        raise _cannot_load(member, lacking)
 
     async def _untouched_bytes(self) -> int:
         """Bytes that the loaded models have allocated and not yet written."""
@@ -385,6 +387,10 @@ class Fleet:
         error = None if task.cancelled() else task.exception()  # not reported as never retrieved
         if error is not None and not isinstance(error, UnavailableError):
             log.error("a task failed: %s", error, exc_info=error)
+
+
+def _cannot_load(member: Member, lacking: str) -> UnavailableError:
+    return UnavailableError(f'the model "{member.name}" cannot be loaded: {lacking}')
 
 
 def _loop_time(end: float) -> float:

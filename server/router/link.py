@@ -131,13 +131,16 @@ class RouterLink:
 
 
 def _verdict(plan: ModelPlan) -> Message:
+    """What the router's `Verdict` has of a plan."""
     try:
         check(plan)
     except DoesNotFitError as error:
-        return {"fits": False, "lacking": str(error)}
+        n_bytes = sum(memory.weights for device in plan.devices for memory in device.memory)
+        is_hopeless = n_bytes > sum(device.capacity for device in plan.devices)
+        return {"fits": False, "lacking": str(error), "is_hopeless": is_hopeless}
     except LamellaError:
         pass  # loading raises it
-    return {"fits": True, "lacking": ""}
+    return {"fits": True, "lacking": "", "is_hopeless": False}
 
 
 def link_to_router() -> RouterLink:

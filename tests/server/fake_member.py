@@ -73,7 +73,8 @@ def main(folder: Path, limit: int, name: str, n_bytes: int, socket: str, fault: 
             sys.exit(1)
         elif order["do"] == "plan" and fault != "hang":
             lacking = n_bytes + order["others"] - free()
-            send(plan={"fits": lacking <= 0, "lacking": f"it lacks {lacking} bytes"})
+            verdict = {"fits": lacking <= 0, "lacking": f"it lacks {lacking} bytes"}
+            send(plan=verdict | {"is_hopeless": n_bytes > limit})
         elif fault == "load":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault in ("slow", "hang"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,8 @@ from open_params import open_params
 
 from lamella.model.shipped import shipped_model
 from lamella.runtime.fit import plan_model
-from lamella.server.router.link import Message, RouterLink, to_line
+from lamella.server.router.child import Verdict
+from lamella.server.router.link import Message, RouterLink, _verdict, to_line
 
 
 def linked(n_caches: int) -> RouterLink:
@@ -48,3 +50,16 @@ def test_models_share_the_default_memory_for_prompts() -> None:
     )
     assert alone is not None and shared is not None
     assert 0 < shared <= alone // 4 + 16  # what is free changes a little
+
+
+@pytest.mark.parametrize(
+    ("free", "capacity", "fits", "is_hopeless"),
+    [(1 << 40, 1 << 40, True, False), (1 << 10, 1 << 40, False, False), (1, 1 << 10, False, True)],
+)
+def test_a_model_that_fits_into_no_empty_machine_is_hopeless(
+    free: int, capacity: int, fits: bool, is_hopeless: bool
+) -> None:
+    plan = plan_model(open_params(shipped_model(), n_ctx=64, n_parallel=1, devices=("none",)))
+    sized = replace(plan.devices[-1], free=free, capacity=capacity)
+    verdict = Verdict(**_verdict(replace(plan, devices=(sized,))))
+    assert (verdict.fits, verdict.is_hopeless) == (fits, is_hopeless)
