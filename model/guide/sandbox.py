@@ -26,6 +26,7 @@ from .spec import GrammarSpec, Lark, Loosened
 if TYPE_CHECKING:
     from ..vocab import Vocab
 
+CLOSED: Final = "the model is closed"
 _COMMAND: Final = [sys.executable, "-m", f"{__package__}.sandbox_process"]
 
 
@@ -68,7 +69,7 @@ class Sandbox:
         seconds = allowed if seconds is None else seconds
         with self._lock:
             if self._closed:
-                raise ClosedError("the model is closed")
+                raise ClosedError(CLOSED)
             question = {"kind": spec.kind, "source": spec.source, "strict": spec.strict}
             reply = self._ask(question | {"seconds": seconds})
         if "died" in reply:
@@ -101,11 +102,14 @@ class Sandbox:
 
     def _exchange(self, process: subprocess.Popen[bytes], question: dict[str, Any]) -> bytes:
         assert process.stdout is not None
-        if not self._is_ready and not process.stdout.readline():
-            self._end()
-            raise LamellaError(f"the helper that compiles grammars does not start: {_COMMAND}")
+        if not self._is_ready:
+            with suppress(OSError):  # it dies while it reads
+                _send(process, self._hello)
+            if not process.stdout.readline():
+                self._end()
+                raise LamellaError(f"the helper that compiles grammars does not start: {_COMMAND}")
         self._is_ready = True
-        with suppress(OSError):  # it dies while it reads
+        with suppress(OSError):
             _send(process, question)
         return process.stdout.readline()
 
@@ -118,8 +122,9 @@ class Sandbox:
             start_new_session=True,  # with its forks: Ctrl-C ends this process, and this ends them
         )
         self._process, self._is_ready = process, False
-        with suppress(OSError):
-            _send(process, self._hello)
+        if self._closed:  # since it was asked
+            self._end()
+            raise ClosedError(CLOSED)
         return process
 
     def _end(self) -> None:

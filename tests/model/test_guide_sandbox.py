@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 from guides import accepts, byte_vocab, schema
 
-from lamella.base.errors import ClosedError, GrammarError
+from lamella.base.background import begin
+from lamella.base.errors import ClosedError, GrammarError, LamellaError
 from lamella.model.chat.formats import GENERIC
 from lamella.model.chat.message import Tool
 from lamella.model.guide import Compiler, GrammarKind, GrammarSpec, chat_spec
+from lamella.model.guide import sandbox as sandbox_module
 from lamella.model.guide.sandbox import Sandbox, SlowGrammarError
 from lamella.model.guide.token_names import TokenNames
 from lamella.model.guide.translate import to_lark
+
+WAIT_S = 20.0
 
 
 def lark(text: str) -> GrammarSpec:
@@ -114,3 +122,28 @@ def test_a_closed_sandbox() -> None:
     sandbox.close()
     with pytest.raises(ClosedError):
         sandbox.translate(schema("{}"))
+
+
+def test_a_helper_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "_COMMAND", ["sleep", "1000"])
+    monkeypatch.setattr(sandbox_module, "SANDBOX_WALL_SECONDS", 0.1)
+    with closing(Sandbox(byte_vocab())) as sandbox:
+        sandbox._hello["named"] = {"x" * 1_000_000: 1}  # more than a pipe holds
+        with pytest.raises(LamellaError, match="does not start"):
+            begin(lambda: sandbox.translate(schema("{}")), "test").result(WAIT_S)
+
+
+def test_a_sandbox_that_is_closed_while_its_helper_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox, started = Sandbox(byte_vocab()), []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            started.append(self)
+            sandbox.close()
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(ClosedError):
+        sandbox.translate(schema("{}"))
+    (helper,) = started
+    assert helper.wait(WAIT_S) == -signal.SIGKILL
