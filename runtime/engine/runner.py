@@ -277,7 +277,6 @@ class Runner:
             self.running.remove(ticket)
             self._ahead.drop()
             self.slots.leave(ticket.slot)
-            self._speculation.forget(ticket)
             self._leave(ticket)
             self._queue.put_back(ticket)
 
@@ -512,7 +511,6 @@ class Runner:
         if ticket.seq is not None:
             self.running.remove(ticket)
             self._ahead.drop()
-            self._speculation.forget(ticket)
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.slots.end(ticket.running, SlotContent(tokens, ticket.identity))
             self._queue.end(ticket)
@@ -521,6 +519,7 @@ class Runner:
     def _leave(self, ticket: Ticket) -> None:
         """Take the pages of a job, and let later jobs share them."""
         try:
+            self._speculation.forget(ticket)
             self._share_prefix(ticket, ended=True)
         except Exception:  # a bug of ours, which must not keep a client waiting
             log.exception("the tokens of a request are not shared")

@@ -144,7 +144,6 @@ def test_a_preempted_job_whose_tokens_cannot_be_shared_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     context = FakeContext(32)
-    a, b = Recorder(), Recorder()
     engine = make_engine(context)
     insert = engine._runner.prefixes.tree.insert
 
@@ -154,10 +153,29 @@ def test_a_preempted_job_whose_tokens_cannot_be_shared_goes_on(
         return insert(*args, ended=ended, **more)
 
     monkeypatch.setattr(engine._runner.prefixes.tree, "insert", fail)
-    for sink, token in ((a, 5), (b, 6)):
+    check_preemption(engine, context)
+
+
+def test_a_preempted_job_whose_guesses_cannot_be_forgotten_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = FakeContext(32)
+    engine = make_engine(context)
+
+    def fail(_: Ticket) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(engine._runner._speculation, "forget", fail)
+    check_preemption(engine, context)
+
+
+def check_preemption(engine: Engine, context: FakeContext) -> None:
+    """Check that two jobs get all their tokens, one after the other."""
+    sinks = Recorder(), Recorder()
+    for sink, token in zip(sinks, (5, 6), strict=True):
         engine.submit(job(sink, token, n_predict=28, ignore_eos=True))
     engine.start()
-    assert [sink.result().n_predicted for sink in (a, b)] == [28, 28]
+    assert [sink.result().n_predicted for sink in sinks] == [28, 28]
     engine.close()
     assert context.pool.n_free == context.pool.n_pages
 
