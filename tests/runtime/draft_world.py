@@ -49,7 +49,7 @@ def texts(
     """The tokens with probabilities of all prompts at once, and their guesses."""
 
     def one(i: int) -> tuple[list[Any], int, int]:
-        params = {"n_predict": 40, "ignore_eos": True, "seed": i, **options}
+        params = {"n_predict": 60, "ignore_eos": True, "seed": i, **options}
         generation = generate(
             *(instance.engine, instance.vocab, prompts[i], RequestParams.make(params)), n_probs=3
         )
