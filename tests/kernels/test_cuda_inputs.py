@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from cuda_grid import GridCompiler, GridDriver, GridGpu, needs_compiler
+from cuda_run import Memory, machine
 
 from lamella.alloc import HostBuffer, tensor_get, tensor_set
 from lamella.alloc.buffer import buffer_of
@@ -20,7 +21,10 @@ from lamella.graph.tensor import HEADER, PIECE
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda import inputs as inputs_module
 from lamella.kernels.cuda.backend import CudaBackend
+from lamella.kernels.cuda.inputs import FED_WORDS, FROM_HOST, LINE, THREADS
+from lamella.kernels.cuda.params import N_WORDS
 from lamella.kernels.cuda.registry import open_cuda
+from lamella.kernels.plan.params import PARAMS, TENSOR_WORDS
 from lamella.sched import Scheduler
 from lamella.sched.profile import Profiler
 
@@ -197,6 +201,37 @@ def test_nothing_waits_once_the_kernel_has_read(monkeypatch: pytest.MonkeyPatch)
     assert not calls
     assert world.result() == expected(2)
     world.close()
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
+def test_nothing_is_read_after_the_host_knows_it(reverse: bool) -> None:
+    """The number that tells the host is written over the header, as the host's next inputs may be.
+    So threads that read the header later put fed words elsewhere."""
+    n, header_at, at, wrong = THREADS, 64, 64, 64 + THREADS
+    memory = np.full(header_at + wrong + n, 7, np.int32)
+    memory[header_at : header_at + HEADER] = 0, n, at
+    number_at = 4 * (header_at + 2) - LINE
+    memory[number_at // 4] = wrong
+    to, fed = np.zeros(memory.size - header_at, np.int32), np.arange(n, dtype=np.int32)
+    on = machine(reverse)
+    places = Memory(on)
+    raw = [a.view(np.uint8) for a in (to, memory, fed)]
+    for array in raw:
+        places.put(array)
+    address = places.address(raw[1])
+    words = np.zeros(N_WORDS, np.int64)
+    addresses = places.address(raw[0]), address + 4 * header_at, address + number_at
+    words[: 3 * TENSOR_WORDS : TENSOR_WORDS] = addresses
+    words[FED_WORDS : FED_WORDS + 3] = places.address(raw[2]), 1, n
+    words[FED_WORDS + 6] = fed.itemsize  # from one column to the next
+    words[PARAMS] = to.nbytes // PIECE
+    function = on.library.function(FROM_HOST)
+    on.gpu.launch(function, (1, 1, 1), THREADS, 0, words, on.stream)
+    on.gpu.stream_synchronize(on.stream)
+    copied = places.get(raw[0]).view(np.int32)
+    places.free()
+    assert copied[at : at + n].tolist() == fed.tolist()
+    assert (copied[wrong:] == 7).all()
 
 
 def test_node_by_node_and_profiled_runs_have_the_inputs(world: World) -> None:

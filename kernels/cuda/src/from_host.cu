@@ -20,7 +20,9 @@ KERNEL(from_host, THREADS, 1) {
     const int *header = reinterpret_cast<const int *>(p.t[1].data);
     const int thread = static_cast<int>(threadIdx.x);
     const int n_pieces = static_cast<int>(p.param[N_PIECES].i), n_parts = header[N_PARTS];
-    // before anything is written: the copy may use the results' memory again
+    // before anything is written: the copy may use the results' memory again. The header is not read
+    // after the last barrier: thread 0 may have told the host already
+    const int at = header[FED_AT] + thread;
     const bool is_fed = thread < header[N_FED] && thread < p.t[3].ne[1];
     const char *result = p.t[3].data + thread * p.t[3].nb[1];
     const int fed = is_fed ? *reinterpret_cast<const int *>(result) : 0;
@@ -38,7 +40,6 @@ KERNEL(from_host, THREADS, 1) {
         }
     }
     sync_block();
-    const int at = header[FED_AT] + thread;
     if (is_fed && at < 4 * n_pieces) reinterpret_cast<int *>(to)[at] = fed;
     if (thread == 0) {
         *reinterpret_cast<i64 *>(p.t[2].data + LINE) = *reinterpret_cast<i64 *>(p.t[2].data);
