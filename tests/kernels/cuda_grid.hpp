@@ -3,8 +3,8 @@
 // Blocks run in turn. The threads of a block are fibers: one runs until it waits for its warp or
 // its block, then another does. Unwritten memory is full of 0xFF (NaN), so a missing barrier shows.
 // Copies arrive as late as they may. Misuse is reported with the kernel, the block and the thread:
-// a warp operation without all lanes, a deadlock, an invalid or misaligned address. Linux, g++ or
-// clang++.
+// a warp operation without all lanes, a deadlock, an invalid or misaligned address; with GRID_RACES
+// also a race (cuda_grid_races.hpp). Linux, g++ or clang++.
 //
 // cuda_grid.py compiles this file, followed by a kernel file in an unnamed namespace, so that
 // libraries share nothing but the rooms of `grid_run`. Knows no driver. Tested by
@@ -12,6 +12,18 @@
 #pragma once
 
 #include "cuda_grid_threads.hpp"
+
+// functions whose accesses are not looked at, and calls that find races
+#ifdef GRID_RACES
+#define GRID_UNSEEN __attribute__((no_sanitize("thread")))
+#define GRID_ATOMIC GRID_COLD GRID_UNSEEN
+#define GRID_RACE(call) grid::call
+#include "cuda_grid_races.hpp"
+#else
+#define GRID_UNSEEN
+#define GRID_ATOMIC GRID_INLINE
+#define GRID_RACE(call) (void)0
+#endif
 
 // --- CUDA's vector types ---
 
@@ -107,12 +119,12 @@ GRID_INLINE int dot_s8(unsigned a, unsigned b, int sum) {
     return sum;
 }
 
-GRID_INLINE int atomic_add(int *at, int v) {
+GRID_ATOMIC int atomic_add(int *at, int v) {
     int before = *at;
     *at = static_cast<int>(static_cast<unsigned>(before) + static_cast<unsigned>(v));
     return before;
 }
-GRID_INLINE bool atomic_claim(unsigned long long *at, unsigned long long v) {
+GRID_ATOMIC bool atomic_claim(unsigned long long *at, unsigned long long v) {
     if (*at != 0) return false;
     *at = v;
     return true;
@@ -231,6 +243,7 @@ GRID_INLINE void check_shared(const void *at, const char *what) {
 
 template <bool TRANSPOSED> GRID_INLINE void load_matrix(unsigned (&r)[4], const void *row) {
     check_shared(row, "load_matrix");
+    GRID_RACE(saw_read(row, 16, __builtin_return_address(0)));
     Warp &w = this_warp();
     memcpy(slot_of(w, now % N_LANES).in, &row, sizeof row);
     const Slot &own = together(w, LOAD_MATRIX, [](Slot *slots) {
@@ -248,21 +261,24 @@ template <bool TRANSPOSED> GRID_INLINE void load_matrix(unsigned (&r)[4], const 
 
 // --- copies: the destination is poisoned at once, and written by the wait ---
 
-GRID_COLD void begin_copy(void *to, const void *from) {
+GRID_COLD GRID_UNSEEN void begin_copy(void *to, const void *from) {
     check_shared(to, "copy_async");
     if (reinterpret_cast<uintptr_t>(from) % 16) error("copy_async: %p is not aligned to 16", from);
     Thread &t = threads[now];
     if (t.n_copies == MAX_COPIES) error("copy_async: more than %d are in flight", MAX_COPIES);
     large->copies[now][t.n_copies++] = {to, from, t.n_groups};
+    GRID_RACE(saw_copy(to, from, true));
     memset(to, POISON, 16);
 }
 
-GRID_COLD void finish_copies(int n_left) {
+GRID_COLD GRID_UNSEEN void finish_copies(int n_left) {
     Thread &t = threads[now];
     Copy *own = large->copies[now];
     int i = 0;
-    for (; i < t.n_copies && own[i].group < t.n_groups - n_left; i++)
+    for (; i < t.n_copies && own[i].group < t.n_groups - n_left; i++) {
+        GRID_RACE(saw_copy(own[i].to, own[i].from, false));
         memcpy(own[i].to, own[i].from, 16);
+    }
     t.n_copies -= i;
     memmove(own, own + i, t.n_copies * sizeof *own);
 }
@@ -356,6 +372,8 @@ static bool begin(void **rooms) {
 }
 
 static void run_block() {
+    block_number++;
+    block_epoch = 0;
     memset(shared_memory, POISON, shared_size);
     memset(shared_memory + shared_size, GUARD, N_GUARD);
     char *fixed = __bss_start;
@@ -373,8 +391,11 @@ static void run_block() {
     n_at_block = 0;
     running = &host;
     now = reverse ? n_threads - 1 : 0;
+    is_quiet = false;
     go_to(take_ready());
+    is_quiet = true;
     if (message[0]) return;
+    GRID_RACE(check_pending());
     for (size_t i = 0; i < N_GUARD; i++)
         if (shared_memory[shared_size + i] != static_cast<char>(GUARD))
             return (void)snprintf(message, sizeof message,
@@ -385,6 +406,8 @@ static void run_block() {
 }
 
 static void run_blocks() {
+    first_block = block_number + 1;
+    GRID_RACE(forget_accesses());
     const dim3 &n = gridDim;
     for (unsigned z = 0; z < n.z; z++)
         for (unsigned y = 0; y < n.y; y++)

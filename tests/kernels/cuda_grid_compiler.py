@@ -47,9 +47,10 @@ OPTIONAL: Final = (
     "-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero",
     "-fsanitize-undefined-trap-on-error",
 )
-HEADER_DEFINES: Final = ("GRID_PORTABLE",)  # which the header reads
+HEADER_DEFINES: Final = ("GRID_PORTABLE", "GRID_RACES")  # which the header reads
 KEPT_SECONDS: Final = 14 * 24 * 3600  # a library unused for longer is removed
 MESSAGE_BYTES: Final = 1024
+RACES: Final = "LAMELLA_TEST_RACES"  # if it is set, kernels are compiled to find races
 
 
 @cache
@@ -106,13 +107,23 @@ def folder() -> Path:
 class GridCompiler:
     """A `Compiler` for `GridGpu`. A source's file may be a path. The architecture is ignored."""
 
+    def __init__(self) -> None:
+        self._finds_races = bool(os.environ.get(RACES))
+
     @property
     def version(self) -> str:
-        return version()
+        return version() + ", finds races" * self._finds_races
 
     def compile(self, source: CudaSource, arch: int) -> bytes:
+        if self._finds_races:
+            source = CudaSource.of(source.file, **dict(source.defines), GRID_RACES=1)
         _library_of(source)
         return json.dumps([source.file, source.defines]).encode()
+
+
+def finds_races() -> bool:
+    """True if kernels can be compiled to find races."""
+    return has_compiler() and "clang" not in version()
 
 
 def load(image: bytes) -> Library:
@@ -147,6 +158,7 @@ def _compile(source: CudaSource, path: Path) -> None:
     header = _precompiled()
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
         wrapper, library = Path(made, "kernels.cpp"), Path(made, "kernels.so")
+        compiled = Path(made, "kernels.o")
         Path(made, lookup_tables.NAME).write_text(lookup_tables.header())
         # after the header: g++ ignores the compiled one if an option defines a name in it
         defines = [("LAMELLA_GRID", f'"{HEADER}"'), *source.defines]
@@ -154,10 +166,18 @@ def _compile(source: CudaSource, path: Path) -> None:
         options = [f"-D{name}={value}" for name, value in defines if name in HEADER_DEFINES]
         kernels = ["namespace {", f'#include "{SRC / source.file}"', "}"]
         wrapper.write_text("\n".join((f'#include "{header}"', *lines, *kernels, "")))
-        result = run(cxx, *flags(), *options, f"-I{SRC}", f"-I{made}", wrapper, "-o", library)
+        includes = (f"-I{SRC}", f"-I{made}", "-c", wrapper, "-o", compiled)
+        result = run(cxx, *flags(), *options, *_races(source), *includes)
+        if result.returncode == 0:
+            # not in one step: with the flags to find races, another runtime would be linked
+            result = run(cxx, *flags(), compiled, "-o", library)
         if result.returncode:
             raise BackendError(f"{source} does not compile:\n{result.stderr}")
         library.replace(path)  # another process may have made the same one
+
+
+def _races(source: CudaSource) -> Sequence[str]:
+    return ("-fsanitize=thread",) if "GRID_RACES" in dict(source.defines) else ()
 
 
 def _precompiled() -> Path:
@@ -260,12 +280,14 @@ class Library:
 
     def _with_line(self, message: str) -> str:
         """The message, with the source's line instead of a place in the library."""
-        found = re.search(r"\[pc (0x\w+)\]", message)
-        if found is None or shutil.which("addr2line") is None:
+
+        def named(found: re.Match[str]) -> str:
+            lines = run("addr2line", "-i", "-e", self.path, found[1]).stdout.split("\n")
+            return "[" + " from ".join(Path(line).name for line in lines if line.strip()) + "]"
+
+        if shutil.which("addr2line") is None:
             return message
-        lines = run("addr2line", "-i", "-e", self.path, found[1]).stdout.split("\n")
-        named = " from ".join(Path(line).name for line in lines if line.strip())
-        return message.replace(found[0], f"[{named}]")
+        return re.sub(r"\[pc (0x\w+)\]", named, message)
 
 
 _RUNNING: Final = Lock()  # held while a grid runs

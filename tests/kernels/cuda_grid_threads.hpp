@@ -159,6 +159,7 @@ struct Warp {
     uint32_t arrived;                        // lanes at an operation of this kind
     Kind kind;
     uint32_t n_done;  // operations; even and odd ones have their own slots
+    uint32_t epoch;   // calls of sync_warp
     Slot slots[2][N_LANES];
 };
 
@@ -193,6 +194,10 @@ GRID_STATE int n_fibers, n_idle;
 GRID_STATE char *shared_memory;  // the block's dynamic shared memory
 GRID_STATE size_t shared_size;
 GRID_STATE char message[1024];
+// to find races: the numbers of the grid's first block and of this one, barriers of the block, and
+// whether accesses are the emulation's own
+GRID_STATE uint32_t first_block, block_number, block_epoch;
+GRID_STATE bool is_quiet = true;
 
 struct Register {
     Kernel own;
@@ -296,6 +301,7 @@ static void release_block() {
         warps[i].at_block = 0;
     }
     n_at_block = 0;
+    block_epoch++;
 }
 
 static void leave() {
@@ -361,9 +367,12 @@ template <typename Finish> GRID_INLINE Slot &together(Warp &w, Kind kind, Finish
     if (w.arrived != ALL) {
         wait();
     } else {
+        is_quiet = true;
         finish(slots);
+        is_quiet = false;
         w.arrived = 0;
         w.n_done++;
+        if (kind == SYNC_WARP) w.epoch++;
         w.ready = ~own;
     }
     return slots[now % N_LANES];
