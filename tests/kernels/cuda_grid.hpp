@@ -3,8 +3,8 @@
 // Blocks run in turn. The threads of a block are fibers: one runs until it waits for its warp or
 // its block, then another does. Unwritten memory is full of 0xFF (NaN), so a missing barrier shows.
 // Copies arrive as late as they may. Misuse is reported with the kernel, the block and the thread:
-// a warp operation without all lanes, a deadlock, an invalid or misaligned address; with GRID_RACES
-// also a race (cuda_grid_races.hpp). Linux, g++ or clang++.
+// a warp operation without all lanes in one line, a deadlock, an invalid or misaligned address; with
+// GRID_RACES also a race (cuda_grid_races.hpp). Linux, g++ or clang++.
 //
 // cuda_grid.py compiles this file, followed by a kernel file in an unnamed namespace, so that
 // libraries share nothing but the rooms of `grid_run`. Knows no driver. Tested by
@@ -81,22 +81,22 @@ GRID_VECTOR4(float, float4, 16)
     type *const name = reinterpret_cast<type *>(grid::shared_memory)
 
 GRID_INLINE void sync_block() { grid::sync_block(); }
-GRID_INLINE void sync_warp() {
-    grid::together(grid::this_warp(), grid::SYNC_WARP, grid::no_finish);
+GRID_INLINE void sync_warp(GRID_LINE) {
+    grid::together(grid::this_warp(), grid::SYNC_WARP, line, grid::no_finish);
 }
 GRID_INLINE int lane_id() { return threadIdx.x % grid::N_LANES; }
 GRID_INLINE int warp_id() { return threadIdx.x / grid::N_LANES; }
 
-template <typename T> GRID_INLINE T shfl(T v, int lane) {
-    return grid::exchange(v, lane, grid::SHFL);
+template <typename T> GRID_INLINE T shfl(T v, int lane, GRID_LINE) {
+    return grid::exchange(v, lane, grid::SHFL, line);
 }
-template <typename T> GRID_INLINE T shfl_xor(T v, int mask) {
-    return grid::exchange(v, lane_id() ^ mask, grid::SHFL_XOR);
+template <typename T> GRID_INLINE T shfl_xor(T v, int mask, GRID_LINE) {
+    return grid::exchange(v, lane_id() ^ mask, grid::SHFL_XOR, line);
 }
-GRID_INLINE unsigned ballot(bool v) {
+GRID_INLINE unsigned ballot(bool v, GRID_LINE) {
     grid::Warp &w = grid::this_warp();
     grid::slot_of(w, lane_id()).in[0] = v;
-    return grid::together(w, grid::BALLOT, [](grid::Slot *slots) {
+    return grid::together(w, grid::BALLOT, line, [](grid::Slot *slots) {
         unsigned set = 0;
         for (int i = 0; i < grid::N_LANES; i++) set |= slots[i].in[0] << i;
         for (int i = 0; i < grid::N_LANES; i++) slots[i].out[0] = set;
@@ -221,13 +221,13 @@ template <typename T, int A, int B> GRID_FAST void multiply(Slot *slots) {
 }
 
 template <typename T, int A, int B>
-GRID_INLINE void mma(typename T::number (&d)[4], const unsigned *a, const unsigned *b) {
+GRID_INLINE void mma(typename T::number (&d)[4], const unsigned *a, const unsigned *b, int line) {
     Warp &w = this_warp();
     uint32_t *in = slot_of(w, now % N_LANES).in;
     memcpy(in, a, A * sizeof *a);
     memcpy(in + 4, b, B * sizeof *b);
     memcpy(in + 6, d, sizeof d);
-    memcpy(d, together(w, MMA, multiply<T, A, B>).out, sizeof d);
+    memcpy(d, together(w, MMA, line, multiply<T, A, B>).out, sizeof d);
 }
 
 GRID_INLINE bool in_shared(const void *at, size_t size) {
@@ -241,12 +241,13 @@ GRID_INLINE void check_shared(const void *at, const char *what) {
     if (reinterpret_cast<uintptr_t>(at) % 16) error("%s: %p is not aligned to 16", what, at);
 }
 
-template <bool TRANSPOSED> GRID_INLINE void load_matrix(unsigned (&r)[4], const void *row) {
+template <bool TRANSPOSED>
+GRID_INLINE void load_matrix(unsigned (&r)[4], const void *row, int line) {
     check_shared(row, "load_matrix");
     GRID_RACE(saw_read(row, 16, __builtin_return_address(0)));
     Warp &w = this_warp();
     memcpy(slot_of(w, now % N_LANES).in, &row, sizeof row);
-    const Slot &own = together(w, LOAD_MATRIX, [](Slot *slots) {
+    const Slot &own = together(w, LOAD_MATRIX, line, [](Slot *slots) {
         for (int i = 0; i < N_LANES; i++)
             for (int e = 0; e < 8; e++) {
                 const int row = TRANSPOSED ? 2 * (i % 4) + e % 2 : i / 4;
@@ -285,24 +286,27 @@ GRID_COLD GRID_UNSEEN void finish_copies(int n_left) {
 
 }  // namespace grid
 
-GRID_INLINE void mma_s8_k32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    grid::mma<grid::Signed8, 4, 2>(d, a, b);
+GRID_INLINE void mma_s8_k32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                            GRID_LINE) {
+    grid::mma<grid::Signed8, 4, 2>(d, a, b, line);
 }
-GRID_INLINE void mma_s8_k16(int (&d)[4], const unsigned (&a)[2], unsigned b) {
-    grid::mma<grid::Signed8, 2, 1>(d, a, &b);
+GRID_INLINE void mma_s8_k16(int (&d)[4], const unsigned (&a)[2], unsigned b, GRID_LINE) {
+    grid::mma<grid::Signed8, 2, 1>(d, a, &b, line);
 }
-GRID_INLINE void mma_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    grid::mma<grid::Float16, 4, 2>(d, a, b);
+GRID_INLINE void mma_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                         GRID_LINE) {
+    grid::mma<grid::Float16, 4, 2>(d, a, b, line);
 }
 #define HAS_BF16_MMA 1
-GRID_INLINE void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    grid::mma<grid::Bfloat16, 4, 2>(d, a, b);
+GRID_INLINE void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                          GRID_LINE) {
+    grid::mma<grid::Bfloat16, 4, 2>(d, a, b, line);
 }
-GRID_INLINE void load_matrix_x4(unsigned (&r)[4], const void *row) {
-    grid::load_matrix<false>(r, row);
+GRID_INLINE void load_matrix_x4(unsigned (&r)[4], const void *row, GRID_LINE) {
+    grid::load_matrix<false>(r, row, line);
 }
-GRID_INLINE void load_matrix_x4_trans(unsigned (&r)[4], const void *row) {
-    grid::load_matrix<true>(r, row);
+GRID_INLINE void load_matrix_x4_trans(unsigned (&r)[4], const void *row, GRID_LINE) {
+    grid::load_matrix<true>(r, row, line);
 }
 
 GRID_INLINE void copy_async(void *to, const void *from) { grid::begin_copy(to, from); }

@@ -1,7 +1,8 @@
 // Finds races of an emulated CUDA grid: two threads use a byte, one of them writes it, and nothing
-// orders them. Threads of a block are ordered by its barriers, those of a warp also by sync_warp, but
-// not by an exchange between lanes. Those of two blocks are not ordered. An asynchronous copy writes
-// from its begin until its thread has waited for it. To write what is there already is no race.
+// orders them. Threads of a block are ordered by its barriers, those of a warp also by sync_warp,
+// but not by an exchange between lanes. Those of two blocks are not ordered. An asynchronous copy
+// writes from its begin until its thread has waited for it. To write what is there already is no
+// race.
 //
 // With GRID_RACES, g++'s -fsanitize=thread calls the functions at the end before each access. Knows
 // no atomics: cuda_grid.hpp hides theirs. Tested by tests/kernels/test_cuda_races.py.

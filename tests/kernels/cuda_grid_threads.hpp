@@ -23,6 +23,7 @@
 #else
 #define GRID_FAST static __attribute__((noinline, no_sanitize("undefined"), optimize("O3")))
 #endif
+#define GRID_LINE int line = __builtin_LINE()  // the last parameter: the caller's line
 #define GRID_INLINE static inline __attribute__((always_inline, unused))
 
 struct uint3 {
@@ -156,8 +157,9 @@ struct Slot {  // a lane's input and output of a warp operation
 
 struct Warp {
     uint32_t lanes, ready, alive, at_block;  // sets of lanes; the running one is not ready
-    uint32_t arrived;                        // lanes at an operation of this kind
+    uint32_t arrived;                        // lanes at an operation of this kind, in this line
     Kind kind;
+    int line;
     uint32_t n_done;  // operations; even and odd ones have their own slots
     uint32_t epoch;   // calls of sync_warp
     Slot slots[2][N_LANES];
@@ -348,21 +350,25 @@ GRID_COLD void sync_block() {
 
 // --- operations of a warp ---
 
-GRID_COLD __attribute__((noreturn)) void misused(const Warp &w, Kind kind) {
+GRID_COLD __attribute__((noreturn)) void misused(const Warp &w, Kind kind, int line) {
     if (w.lanes != ALL) error("%s in a warp of %d lanes", KINDS[kind], __builtin_popcount(w.lanes));
     if (w.alive != ALL) error("%s, but lane %d has returned", KINDS[kind], __builtin_ctz(~w.alive));
-    error("%s, but lane %d is at %s", KINDS[kind], __builtin_ctz(w.arrived), KINDS[w.kind]);
+    const int other = __builtin_ctz(w.arrived);
+    if (w.kind != kind) error("%s, but lane %d is at %s", KINDS[kind], other, KINDS[w.kind]);
+    error("%s in line %d, but lane %d is in line %d", KINDS[kind], line, other, w.line);
 }
 
 GRID_INLINE Warp &this_warp() { return warps[now / N_LANES]; }
 GRID_INLINE Slot &slot_of(Warp &w, int lane) { return w.slots[w.n_done & 1][lane]; }
 
-// Wait for all lanes; the last one calls `finish` on all slots. Return this lane's slot.
-template <typename Finish> GRID_INLINE Slot &together(Warp &w, Kind kind, Finish finish) {
-    if (w.alive != ALL || (w.arrived && w.kind != kind)) misused(w, kind);
+// Wait for all lanes; the last one calls `finish` on all slots. Return this lane's slot. The kernel
+// calls the operation in `line`, which is the same for all: each instruction needs all lanes.
+template <typename Finish>
+GRID_INLINE Slot &together(Warp &w, Kind kind, int line, Finish finish) {
+    if (w.alive != ALL || (w.arrived && (w.kind != kind || w.line != line))) misused(w, kind, line);
     const uint32_t own = 1u << now % N_LANES;
     Slot *slots = w.slots[w.n_done & 1];
-    w.kind = kind;
+    w.kind = kind, w.line = line;
     w.arrived |= own;
     if (w.arrived != ALL) {
         wait();
@@ -380,11 +386,11 @@ template <typename Finish> GRID_INLINE Slot &together(Warp &w, Kind kind, Finish
 
 GRID_INLINE void no_finish(Slot *) {}
 
-template <typename T> GRID_INLINE T exchange(T v, int from, Kind kind) {
+template <typename T> GRID_INLINE T exchange(T v, int from, Kind kind, int line) {
     static_assert(sizeof(T) <= sizeof(uint64_t), "a number");
     Warp &w = this_warp();
     memcpy(slot_of(w, now % N_LANES).in, &v, sizeof v);
-    const Slot *own = &together(w, kind, no_finish);
+    const Slot *own = &together(w, kind, line, no_finish);
     memcpy(&v, (own - now % N_LANES + from % N_LANES)->in, sizeof v);
     return v;
 }

@@ -210,6 +210,7 @@ WRONG: Sequence[tuple[int, int, str]] = [
             "1 at warp operations .the first is 32, at ballot., 31 have returned"
             "|returns while lane 0 waits at ballot"),
     (14, 0, "cannot be read or written"),
+    (15, 0, r"thread \d+: shfl in line \d+, but lane \d+ is in line \d+"),
 ]  # fmt: skip
 
 

@@ -213,6 +213,8 @@ KERNEL(toy_wrong, 128, 1) {
     if (what == 13 && threadIdx.x < 32) sync_block();
     if (what == 13 && threadIdx.x == 32) ballot(true);
     if (what == 14) ints(p, 0)[0] = descend(1);
+    if (what == 15 && odd) shfl(1, 0);
+    if (what == 15 && !odd) shfl(1, 0);
 }
 
 // --- for streams and plans ---
