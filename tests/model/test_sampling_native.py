@@ -7,6 +7,7 @@ million exponentials is too close to a rounding boundary of float32.
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,25 @@ def test_equal_logits_at_any_index_are_ordered_by_id(k: int) -> None:
             native.accept(token)
             twin.accept(token)
         assert_same(native, twin, array(rng.randrange(4) for _ in range(255)))
+
+
+def test_many_equal_logits_in_any_order_take_little_time() -> None:
+    # typ_p puts ids in no order; temperatures of 1e38 make all logits 0, one alone none of them
+    def seconds(n_temperatures: int) -> float:
+        order = ("typ_p", *["temperature"] * n_temperatures, "top_p")
+        params = SamplingParams(seed=1, samplers=order, temperature=1e38, typical_p=0.99999)
+        native, twin = pair(params, ToyVocab([b"x"] * n))
+        assert_same(native, twin, logits)
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            native.sample(logits)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    n = 40_000
+    logits = 3 * np.random.default_rng(1).standard_normal(n, np.float32)
+    assert seconds(2) < 20 * seconds(1)
 
 
 def test_the_first_index_that_reaches_the_share_is_chosen() -> None:

@@ -51,9 +51,10 @@ def insert_each(keys, n):
 
 
 @inlined
-def sort_by_bytes(keys, other, counts, n):
-    """Sort by the bytes of the keys' ranks. Keys of equal rank keep their order."""
-    for shift in range(INDEX_BITS, INDEX_BITS + 32, 8):
+def sort_by_bytes(keys, other, counts, n, first_bit):
+    """Sort by the bits of the keys from `first_bit` on: 0, or INDEX_BITS for the ranks only. Keys
+    that are equal there keep their order."""
+    for shift in range(first_bit, INDEX_BITS + 32, 8):
         for c in range(N_COUNTS):
             store_i64(counts + 8 * c, 0)
         for i in range(n):
@@ -84,7 +85,7 @@ def argsort_f32(p, ith, nth):
         if n <= N_INSERTED:
             insert_each(keys, n)
         else:
-            sort_by_bytes(keys, keys + 8 * n, keys + 16 * n, n)
+            sort_by_bytes(keys, keys + 8 * n, keys + 16 * n, n, INDEX_BITS)
         for i in range(n):
             store_i32(out + 4 * i, load_i64(keys + 8 * i) & INDEX)
 

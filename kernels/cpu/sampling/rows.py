@@ -13,7 +13,14 @@ import numpy as np
 from ..ops.sort import INDEX_BITS, N_INSERTED, insert_each, sort_by_bytes
 from ..simd.calls import inlined
 from ..simd.ints import f32_of_bits
-from ..simd.memory import load_f32, load_f32_part, load_f32x16, store_f32, store_f32_part
+from ..simd.memory import (
+    load_f32,
+    load_f32_part,
+    load_f32x16,
+    load_i64,
+    store_f32,
+    store_f32_part,
+)
 from ..simd.scan import count_bits, exp_rounded, f32_bits, mask_ge
 from ..simd.vectors import LANES, hmax, join, splat, vmax
 from .state import LOGITS, SORTED, N, word
@@ -57,15 +64,22 @@ def id_of(key):
 
 
 @inlined
-def sort_keys(keys, other, n_vocab, n, at_random):
-    """Sort `n` keys with the scratch memory `other`. `at_random`: the ids are in no order, so equal
-    logits still have to be sorted by id."""
+def _ids_ascend(keys, n):
+    for i in range(1, n):
+        if id_of(load_i64(keys + 8 * i)) < id_of(load_i64(keys + 8 * (i - 1))):
+            return False
+    return True
+
+
+@inlined
+def sort_keys(keys, other, n_vocab, n):
+    """Sort `n` keys with the scratch memory `other`."""
     if n <= N_INSERTED:
         insert_each(keys, n)
     else:
-        sort_by_bytes(keys, other, other + 8 * n_vocab, n)  # by logit only
-        if at_random:
-            insert_each(keys, n)  # moves few keys: those of equal logits
+        # if ids ascend, it is enough to sort by logit
+        first_bit = INDEX_BITS if _ids_ascend(keys, n) else 0
+        sort_by_bytes(keys, other, other + 8 * n_vocab, n, first_bit)
 
 
 # --- rows ---

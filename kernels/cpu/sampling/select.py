@@ -160,8 +160,7 @@ def sample_sort(s, q, _):
             x, n = word(s, MAXIMA), word(s, N_GROUPS)
         bound = _bound(x, n, k)
     m = _collect(s, bound, k)
-    at_random = word(s, WHOLE) == 0
-    sort_keys(word(s, KEYS), word(s, OTHER), word(s, N_VOCAB), m, at_random)
+    sort_keys(word(s, KEYS), word(s, OTHER), word(s, N_VOCAB), m)
 
 
 @inlined

@@ -138,7 +138,7 @@ def sample_typical(s, q, _):
     for i in range(n):
         score = abs(-load_f32(logs + 4 * i) - middle)
         store_i64(keys + 8 * i, (f32_bits(score) << _INDEX) + i)
-    sort_keys(keys, word(s, OTHER), word(s, N_VOCAB), n, False)
+    sort_keys(keys, word(s, OTHER), word(s, N_VOCAB), n)
     reached, n_kept = np.float32(0), n
     for i in range(n):
         reached += load_f32(probs + 4 * (load_i64(keys + 8 * i) & 0x7FFFFFFF))
