@@ -63,11 +63,12 @@ def test_blocks(type: GGMLType, values: F32Array) -> None:
     assert (encode(type, values) == expected(type, values)).all()
 
 
-@each_type((GGMLType.Q8_0, GGMLType.IQ4_NL))
+@each_type(QUANTIZED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e-40])
-def test_inf_and_nan(type: GGMLType, bad: float) -> None:
+@pytest.mark.parametrize("at", [0, 7, 31])
+def test_inf_and_nan(type: GGMLType, bad: float, at: int) -> None:
     values = np.arange(64, dtype=np.float32)
-    values[7] = bad
+    values[at] = bad
     if abs(bad) < 1:
         values[:32] = bad
     assert (encode(type, values) == expected(type, values)).all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import isnan
 from typing import Final
 
 from ....graph.types import GGMLType
@@ -125,12 +126,12 @@ def _q8_0(values, block, table):
 
 @inlined
 def _furthest(values):
-    """The value furthest from 0, with its sign; the first such value."""
+    """The value furthest from 0, with its sign; the first such value. NaN if there is one."""
     best = load_f32(values)
     largest = abs(best)
     for i in range(1, 32):
         x = load_f32(values + 4 * i)
-        if abs(x) > largest:
+        if abs(x) > largest or isnan(x):
             best, largest = x, abs(x)
     return best
 
@@ -148,11 +149,14 @@ def _furthest_number(values):
 
 @inlined
 def _range(values):
-    """The smallest value and the largest."""
+    """The smallest value and the largest. NaN if there is one."""
     low = high = load_f32(values)
     for i in range(1, 32):
         x = load_f32(values + 4 * i)
-        low, high = min(low, x), max(high, x)
+        if x < low or isnan(x):
+            low = x
+        if x > high or isnan(x):
+            high = x
     return low, high
 
 
