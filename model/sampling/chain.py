@@ -59,6 +59,7 @@ class NumpyChain:
 
     def __init__(self, steps: Sequence[SamplerStep], seed: int) -> None:
         self._steps = steps
+        self._learning = [step for step in steps if isinstance(step, Mirostat | AdaptiveP)]
         self._random = MersenneTwister(seed)
         self._last: tuple[IdArray, F32Array] | None = None
 
@@ -70,8 +71,6 @@ class NumpyChain:
         mask: Mask | None = None,
     ) -> int:
         """See Chain."""
-        # draws a number even for a single candidate, as llama-server does: later draws depend on it
-        u = self._random.uniform_double() if u is None else u
         if ids is not None:
             c = Candidates(ids.astype(np.int64), logits, sorted=True)
         elif mask is not None:
@@ -90,10 +89,9 @@ class NumpyChain:
                 raise no_token_left(mask)
             weights = exps(c.logits)
             self._last = c.ids, weights
-            chosen = choose(weights, u)
-            for step in self._steps:
-                if isinstance(step, Mirostat | AdaptiveP):
-                    step.chose(weights, chosen)
+            chosen = choose(weights, self._number(c.n) if u is None else u)
+            for step in self._learning:
+                step.chose(weights, chosen)
             return int(c.ids[chosen])
 
     def follow(self, other: Self) -> None:
@@ -104,6 +102,14 @@ class NumpyChain:
         """See Chain."""
         assert self._last is not None, "nothing was drawn"
         return self._last
+
+    def _number(self, n: int) -> float:
+        """Return a number for a draw from `n` candidates.
+
+        As in llama-server, a single candidate takes one, too: later draws depend on it. Mirostat and
+        Adaptive-P draw with std::discrete_distribution there, which takes none.
+        """
+        return 0.0 if n == 1 and self._learning else self._random.uniform_double()
 
 
 def invalid_logits(logits: F32Array) -> BackendError:

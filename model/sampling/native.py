@@ -188,7 +188,7 @@ class NativeChain:
         compiled."""
         before = [*map(_translated, steps)]
         after = [native.end for native in before if isinstance(native, _Learning)]
-        natives = [*before, _NativeStep(kernels.sample_draw, ()), *after]
+        natives = [*before, _NativeStep(kernels.sample_draw, (int(not after),)), *after]
         self._kept = natives  # the memory of their addresses
         load_all((*_ALWAYS, *(native.kernel for native in natives)))
         self._block = np.zeros(_words(len(natives)), np.int64)

@@ -14,6 +14,7 @@ from sampling_toys import VOCABS, F32Array, ToyVocab, candidates, letters, outco
 from lamella.base.settings import NO_JIT
 from lamella.model.sampling import Sampler, SamplingParams
 from lamella.model.sampling.chain import NumpyChain
+from lamella.model.sampling.dist import MersenneTwister
 from lamella.model.sampling.native import NativeChain
 from lamella.model.sampling.rows import RowSampler
 from lamella.model.sampling.surprise import AdaptiveP, Mirostat, n_of_zipf
@@ -66,6 +67,17 @@ def test_the_kernels_choose_as_the_twin(params: SamplingParams, n_vocab: int) ->
         twin_ids, twin_probs = twin.candidates()
         np.testing.assert_array_equal(ids, twin_ids)
         np.testing.assert_allclose(probs, twin_probs, rtol=1e-6)
+
+
+@each_kind
+def test_a_single_candidate_takes_no_random_number(params: SamplingParams) -> None:
+    native, twin = pair(params, VOCABS[1])
+    for sampler in (native, twin):
+        assert sampler.sample(np.zeros(1, np.float32)) == 0
+    assert isinstance(native.chain, NativeChain) and isinstance(twin.chain, NumpyChain)
+    first = MersenneTwister(params.seed)
+    assert twin.chain._random.uniform_double() == first.uniform_double()
+    np.testing.assert_array_equal(native.chain._twister, MersenneTwister(params.seed).state())
 
 
 @each_kind

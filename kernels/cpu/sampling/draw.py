@@ -77,12 +77,17 @@ def _choose(weights, n, u):
 
 @kernel
 def sample_draw(s, q, _):
-    """The last step: compute WEIGHTS, and draw one of the candidates."""
+    """The last step: compute WEIGHTS, and draw one of the candidates.
+
+    Parameter: 0 if a single candidate is chosen without a random number."""
     n, best = word(s, N), largest(s)
     if best == -_INF:
         put(s, STATUS, NOTHING_LEFT)
         return
     exps(word(s, LOGITS), n, best, word(s, WEIGHTS))
+    if word(s, TWISTER) != 0:
+        draws = n > 1 or load_i64(q) != 0
+        store_f64(s + 8 * U, uniform_double(word(s, TWISTER)) if draws else 0.0)
     chosen = _choose(word(s, WEIGHTS), n, load_f64(s + 8 * U))
     put(s, CHOSEN, chosen)
     put(s, TOKEN, id_at(s, chosen))
@@ -92,8 +97,6 @@ def sample_draw(s, q, _):
 def _sample(s, logits, ids, n):
     """Run all steps on the `n` logits at `logits`. They are those of the whole vocabulary if `ids`
     is 0, of which MASK may allow some; else those of the sorted tokens at `ids`."""
-    if word(s, TWISTER) != 0:
-        store_f64(s + 8 * U, uniform_double(word(s, TWISTER)))
     put(s, N, n)
     put(s, KEPT, 0)
     nan = 0
