@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..base.errors import RequestError
-from ..base.options import refused
 from ..model.chat.template import ChatTemplate
 from ..model.context import Context
 from ..model.graph_context import GraphContext
 from ..model.guide.params import without_replaced
 from ..model.pooling import F32Array, Pooling, normalized
-from ..model.sampling import N_BIASES_MAX, samplers_from_chars
+from ..model.sampling import N_BIASES_MAX, samplers_from_chars, token_of_key
 from ..model.vocab import Vocab
 from .adapters import AdapterScales
 from .displaced import Displaced
@@ -179,9 +178,9 @@ class Instance(OpenedInstance):
         return params.change(lora=self.adapters.of(params.generation.lora))
 
     def _biases(self, value: Any) -> Any:
-        """Pairs with token ids, from pairs with texts or ids, or from a dict of ids."""
+        """Pairs with token ids, from pairs with texts or ids, or from a dict of them."""
         if isinstance(value, Mapping):
-            value = [(_id(key), bias) for key, bias in value.items()]
+            value = [(token_of_key(key), bias) for key, bias in value.items()]
         if not isinstance(value, list | tuple):
             return value  # refused by its declaration
         found: list[Any] = []
@@ -285,12 +284,3 @@ class EmbeddingInstance(OpenedInstance):
             return tokens
         n_end = int(self.vocab.add_eos)
         return tokens[: max(n_max - n_end, 0)] + tokens[len(tokens) - n_end :]
-
-
-def _id(key: object) -> object:
-    """A token id as the key of a dict. JSON's keys are texts of numbers."""
-    if isinstance(key, str):
-        if not (key.isascii() and key.isdigit()):
-            raise refused("logit_bias", key, "a token id, as a key of a dict")
-        return int(key)
-    return key

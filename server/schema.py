@@ -24,7 +24,7 @@ from pydantic import (
 from ..base.options import declarations
 from ..model.guide.params import GrammarParams
 from ..model.guide.triggers import Triggers
-from ..model.sampling import N_BIASES_MAX
+from ..model.sampling import N_BIASES_MAX, token_of_key
 from ..runtime.params import ALIASES, RequestParams, without_aliases
 from .constraints import constraint_of
 from .lazy_grammars import check_preserved, check_triggers
@@ -107,13 +107,11 @@ def stop_words(value: object) -> tuple[str, ...]:
 
 
 def _logit_bias(value: object) -> LogitBias:
-    """llama-server's [[token or text, bias or false], ...], or OpenAI's {"token": bias}."""
+    """llama-server's [[token or text, bias or false], ...] or {"token or text": bias}."""
     if isinstance(value, dict | list) and len(value) > N_BIASES_MAX:
         raise ValueError(f"must have at most {N_BIASES_MAX} elements")
     if isinstance(value, dict):
-        if not all(key.isascii() and key.isdigit() and len(key) < 20 for key in value):
-            raise ValueError("must have token ids as its keys")
-        return tuple((int(key), bias) for key, bias in value.items())
+        return tuple((token_of_key(key), bias) for key, bias in value.items())
     pairs: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError('must be [[token, bias], ...] or {"token": bias, ...}')

@@ -2,7 +2,13 @@
 
 from .logprobs import Logprobs, TokenLogprob, model_logprobs, sampler_logprobs
 from .native import load_kernels, want_kernels
-from .params import DEFAULT_SAMPLERS, N_BIASES_MAX, SamplingParams, samplers_from_chars
+from .params import (
+    DEFAULT_SAMPLERS,
+    N_BIASES_MAX,
+    SamplingParams,
+    samplers_from_chars,
+    token_of_key,
+)
 from .recommended import recommended_sampling
 from .rows import RowSampler, Sampled
 from .sampler import Sampler, SamplerVocab
@@ -22,5 +28,6 @@ __all__ = [
     "recommended_sampling",
     "sampler_logprobs",
     "samplers_from_chars",
+    "token_of_key",
     "want_kernels",
 ]

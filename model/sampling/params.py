@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,8 @@ N_BREAKERS_MAX: Final = 128  # each breaker is searched in the whole vocabulary
 DECAY_MAX: Final = 0.99  # of adaptive_p
 _INT32_MAX: Final = 2**31 - 1
 
+_Key = TypeVar("_Key")
+
 
 def parse_samplers(text: str) -> tuple[str, ...]:
     """Return the names of a semicolon-separated list."""
@@ -62,6 +64,13 @@ def parse_bias(text: str) -> tuple[tuple[int, float], ...]:
     if match is None:
         raise ValueError(f"{text!r}: must be like 15043+1 or 15043-inf")
     return ((int(match[1]), float(match[2])),)
+
+
+def token_of_key(key: _Key) -> _Key | int:
+    """The token that a key of `logit_bias` names: an id, which JSON writes as a text, or a text."""
+    if isinstance(key, str) and key.isascii() and key.isdigit():
+        return int(key[:20])  # more digits are no token either
+    return key
 
 
 def number(default: float, *flags: str, help: str, low: float = -FLOAT_MAX) -> Any:

@@ -76,7 +76,6 @@ def test_token_ids_of_any_sequence(model: lamella.Model) -> None:
         ({"temperature": "hot"}, "temperature is 'hot': must be a number"),
         ({"stop": 3}, "stop is 3: must be a string or a list of strings"),
         ({"stop": b"a"}, "stop is b'a': must be a string or a list of strings"),
-        ({"logit_bias": {"a": 1}}, "logit_bias is 'a'"),
     ],
 )
 def test_wrong_options(model: lamella.Model, options: dict[str, Any], message: str) -> None:
@@ -115,7 +114,7 @@ def test_no_tools(model: lamella.Model) -> None:
 
 def test_biases_of_tokens(model: lamella.Model) -> None:
     id = model.tokenize("b", add_special=False)[0]
-    for bias in ({id: 1000}, {str(id): 1000}, [(id, 1000.0)], [("b", 1000)]):
+    for bias in ({id: 1000}, {str(id): 1000}, [(id, 1000.0)], [("b", 1000)], {"b": 1000}):
         whole = model.complete("a", max_tokens=2, logit_bias=bias)
         assert whole.tokens == (id, id)
 
