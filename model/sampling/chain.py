@@ -57,8 +57,12 @@ class Chain(Protocol):
 class NumpyChain:
     """Runs the steps as Python functions."""
 
-    def __init__(self, steps: Sequence[SamplerStep], seed: int) -> None:
+    def __init__(
+        self, steps: Sequence[SamplerStep], seed: int, *, draws_for_one: bool = True
+    ) -> None:
+        """Without `draws_for_one`, a single candidate takes no random number."""
         self._steps = steps
+        self._draws_for_one = draws_for_one
         self._learning = [step for step in steps if isinstance(step, Mirostat | AdaptiveP)]
         self._random = MersenneTwister(seed)
         self._last: tuple[IdArray, F32Array] | None = None
@@ -89,7 +93,10 @@ class NumpyChain:
                 raise no_token_left(mask)
             weights = exps(c.logits)
             self._last = c.ids, weights
-            chosen = choose(weights, self._number(c.n) if u is None else u)
+            if u is None:
+                draws = c.n > 1 or self._draws_for_one
+                u = self._random.uniform_double() if draws else 0.0
+            chosen = choose(weights, u)
             for step in self._learning:
                 step.chose(weights, chosen)
             return int(c.ids[chosen])
@@ -102,14 +109,6 @@ class NumpyChain:
         """See Chain."""
         assert self._last is not None, "nothing was drawn"
         return self._last
-
-    def _number(self, n: int) -> float:
-        """Return a number for a draw from `n` candidates.
-
-        As in llama-server, a single candidate takes one, too: later draws depend on it. Mirostat and
-        Adaptive-P draw with std::discrete_distribution there, which takes none.
-        """
-        return 0.0 if n == 1 and self._learning else self._random.uniform_double()
 
 
 def invalid_logits(logits: F32Array) -> BackendError:

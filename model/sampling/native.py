@@ -183,12 +183,14 @@ class NativeChain:
         n_vocab: tokens of the vocabulary.
     """
 
-    def __init__(self, steps: Sequence[SamplerStep], n_vocab: int, seed: int) -> None:
-        """`seed` is that of the random numbers. Raise BackendError if a kernel cannot be
-        compiled."""
+    def __init__(
+        self, steps: Sequence[SamplerStep], n_vocab: int, seed: int, *, draws_for_one: bool = True
+    ) -> None:
+        """`seed` is that of the random numbers. Without `draws_for_one`, a single candidate takes
+        none. Raise BackendError if a kernel cannot be compiled."""
         before = [*map(_translated, steps)]
         after = [native.end for native in before if isinstance(native, _Learning)]
-        natives = [*before, _NativeStep(kernels.sample_draw, (int(not after),)), *after]
+        natives = [*before, _NativeStep(kernels.sample_draw, (int(draws_for_one),)), *after]
         self._kept = natives  # the memory of their addresses
         load_all((*_ALWAYS, *(native.kernel for native in natives)))
         self._block = np.zeros(_words(len(natives)), np.int64)

@@ -93,9 +93,12 @@ class Sampler:
         steps = self._steps
         if self._greedy:
             steps = [*steps[: self._n_before], partial(top_k, k=1)]
+        # later draws depend on it: a single candidate takes a random number in llama-server, too,
+        # but not if Mirostat or Adaptive-P draws it, with std::discrete_distribution
+        learns = bool(self.params.mirostat) or "adaptive_p" in self.params.samplers
         if NO_JIT():
-            return NumpyChain(steps, self.seed)
-        return NativeChain(steps, self._n_vocab, self.seed)
+            return NumpyChain(steps, self.seed, draws_for_one=not learns)
+        return NativeChain(steps, self._n_vocab, self.seed, draws_for_one=not learns)
 
     def accept(self, token: int) -> None:
         """Add a token of the sequence to the windows of penalties and DRY."""

@@ -69,7 +69,9 @@ def test_the_kernels_choose_as_the_twin(params: SamplingParams, n_vocab: int) ->
         np.testing.assert_allclose(probs, twin_probs, rtol=1e-6)
 
 
-@each_kind
+@pytest.mark.parametrize(
+    "params", [*KINDS.values(), SamplingParams(seed=3, samplers=("adaptive_p",))]
+)
 def test_a_single_candidate_takes_no_random_number(params: SamplingParams) -> None:
     native, twin = pair(params, VOCABS[1])
     for sampler in (native, twin):
