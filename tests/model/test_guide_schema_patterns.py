@@ -99,6 +99,28 @@ def test_languages(source: str) -> None:
         assert narrow, "the narrow language is not just empty"
 
 
+@pytest.mark.parametrize("end", ["\r", "\u2028", "\u2029"])
+def test_a_dot_matches_no_line_end_of_ecma(end: str) -> None:
+    pattern = parse_pattern("^.$")
+    assert matches(pattern.wide, end) and not matches(pattern.narrow, end)
+    assert not SchemaGrammar({"type": "string", "pattern": "^.$"}).accepts_value(end)
+    assert matches(parse_pattern("(?s)^.$").narrow, end)
+
+
+@pytest.mark.parametrize(
+    ("source", "inside"),
+    [
+        (r"^\uD83D\uDE00$", "\U0001f600"),
+        (r"^[\ud83c\udf00-\ud83d\udeff]$", "\U0001f600"),
+        (r"^[\uD83D\u0041]$", "A"),
+        (r"^[a\uD800-\uDFFF]$", "a"),
+    ],
+)
+def test_two_escapes_of_surrogates_are_one_character(source: str, inside: str) -> None:
+    for tree in (parse_pattern(source).narrow, parse_pattern(source).wide):
+        assert matches(tree, inside) and not matches(tree, "\U0001f700")
+
+
 @pytest.mark.parametrize("source", PATTERNS)
 def test_terminals(source: str) -> None:
     """A grammar accepts the narrow language, and the complement of the wide one."""

@@ -20,6 +20,8 @@ ALL_CHARS: Final[Ranges] = ((0, 0xD7FF), (0xE000, sys.maxunicode))
 DIGITS: Final[Ranges] = ((0x30, 0x39),)
 WORD: Final[Ranges] = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 SPACE: Final[Ranges] = ((0x09, 0x0D), (0x20, 0x20))
+# the line ends of ECMA 262, which its `.` does not match; of Python's `re`, only the first
+LINE_ENDS: Final[Ranges] = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 # str.isspace, and what ECMA 262 adds to it
 WIDE_SPACE: Final[Ranges] = (
     (0x09, 0x0D),

@@ -5,6 +5,7 @@ Tested by tests/model/test_guide_schema_patterns.py.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from . import charset
@@ -31,6 +32,7 @@ _BEYOND_ASCII: Final[Ranges] = ((0x80, 0x10FFFF),)
 _CLASSES: Final = {"d": 0, "w": 1, "s": 2}
 
 
+_LOW_SURROGATE: Final = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _CONTROLS: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7, "0": 0}
 
 
@@ -129,8 +131,8 @@ class PatternParser:
         if c == "\\":
             return self._escape()
         if c == ".":
-            newline: Ranges = () if self.dot_all else ((10, 10),)
-            return Chars(charset.complement(newline))
+            ends = charset.LINE_ENDS[:1] if self.wide else charset.LINE_ENDS
+            return Chars(charset.complement(() if self.dot_all else ends))
         if c in "^$":
             return Anchor(c == "^")
         if c in "*+?":
@@ -213,14 +215,25 @@ class PatternParser:
             raise PatternError("it ends with a backslash")
         if c in _CONTROLS:
             return _CONTROLS[c]
-        if c in "xuU":
-            return self._hex({"x": 2, "u": 4, "U": 8}[c])
+        if c == "u":
+            return self._utf16()
+        if c in "xU":
+            return self._hex({"x": 2, "U": 8}[c])
         if c == "c" and self._peek().isalpha() and self._peek().isascii():
             self.pos += 1
             return ord(self.source[self.pos - 1].upper()) - 64
         if c.isalnum() and c.isascii():
             raise PatternError(f"the escape \\{c} is not supported")
         return ord(c)
+
+    def _utf16(self) -> int:
+        """The character of \\uXXXX. In ECMA 262, two surrogates are one character."""
+        code = self._hex(4)
+        low = _LOW_SURROGATE.match(self.source, self.pos) if 0xD800 <= code < 0xDC00 else None
+        if low is None:
+            return code
+        self.pos = low.end()
+        return 0x10000 + (code & 0x3FF) * 0x400 + (int(low[1], 16) & 0x3FF)
 
     def _hex(self, n: int) -> int:
         digits = self.source[self.pos : self.pos + n]
