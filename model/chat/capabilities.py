@@ -21,6 +21,7 @@ SECONDS_MAX: Final = 0.2  # processor time of one render
 REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 
 _MARK: Final = "xylophon"
+_DUMPS: Final = ("'text': '", '"text": "', '"text":"')  # before a text in a dump of parts
 _USER: Final = {"role": "user", "content": "u"}
 _REPLY: Final = {"role": "assistant", "content": "a"}
 _EFFORTS: Final = ("none", "low", "high", "max", _MARK)
@@ -40,6 +41,7 @@ class Capabilities:
         self._sorts_parts = sorts_parts
         self.needs_trimmed = needs_trimmed
         self._is_endless = False
+        self._roles_with_parts = dict[object, bool]()
 
     @cached_property
     def no_tools(self) -> list[object] | None:
@@ -63,8 +65,37 @@ class Capabilities:
         # a template without support for parts fails, or prints the list as Python or JSON does
         text = self._rendered([{**_USER, "content": parts}], {"tools": self.no_tools}) or ""
         before, found, _ = text.partition(_MARK)
-        is_dump = before.endswith(("'text': '", '"text": "', '"text":"'))
-        return bool(found) and not is_dump and not self._sorts_parts
+        return bool(found) and not before.endswith(_DUMPS) and not self._sorts_parts
+
+    def takes_parts_of(self, role: object) -> bool:
+        """The content of this role may be a list of parts.
+
+        Templates that print the parts of users may print only the first part of a system message,
+        or the results of calls as Python lists.
+        """
+        if role not in self._roles_with_parts:
+            self._roles_with_parts[role] = self.takes_parts and self._shows_parts_of(role)
+        return self._roles_with_parts[role]
+
+    def _shows_parts_of(self, role: object) -> bool:
+        marks = f"{_MARK}1", f"{_MARK}2"
+        parts = [{"type": "text", "text": mark} for mark in marks]
+        user, message, result = _called(self._arguments)
+        match role:
+            case "system":
+                texts = [self._text({"role": role, "content": parts}, _USER)]
+            case "assistant":
+                texts = [  # beside calls, texts may be left out
+                    self._text(_USER, {**_REPLY, "content": parts}, _USER),
+                    self._called_text([user, {**message, "content": parts}, result]),
+                ]
+            case "tool":
+                texts = [self._called_text([user, message, {**result, "content": parts}])]
+            case _:
+                return True
+        shown = "".join(text or "" for text in texts)
+        is_dump = any(dump + _MARK in shown for dump in _DUMPS)
+        return all(mark in shown for mark in marks) and None not in texts and not is_dump
 
     @cached_property
     def takes_system(self) -> bool:

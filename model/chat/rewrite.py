@@ -37,7 +37,7 @@ def rewritten(messages: Sequence[Message], can: Capabilities) -> list[Message]:
         found = _with_texts_in_results(found)
     if any(m.get("role") == "tool" for m in found) and can.takes_results_of_caller:
         found = _with_results_in_callers(found)
-    return [_with_content(message, can) for message in found]
+    return [_with_content(_with_known_parts(message, can), can) for message in found]
 
 
 def _message(message: Message, can: Capabilities) -> Message:
@@ -50,11 +50,16 @@ def _message(message: Message, can: Capabilities) -> Message:
         found["tool_call_id"] = _id(found["tool_call_id"], can)
     if can.needs_trimmed:
         found["content"] = _trimmed(found.get("content"))
-    if isinstance(found.get("content"), list) and not can.takes_parts:
-        found["content"] = joined(found["content"])
-    elif found.get("content") is None:
+    if found.get("content") is None:
         found["content"] = ""
-    return _with_reasoning(found, can)
+    return _with_reasoning(_with_known_parts(found, can), can)
+
+
+def _with_known_parts(message: Message, can: Capabilities) -> dict[str, Any]:
+    """A message whose parts, if the template does not take them of its role, are one text."""
+    content = message.get("content")
+    is_known = not isinstance(content, list) or can.takes_parts_of(message.get("role"))
+    return {**message, "content": content if is_known else joined(content)}
 
 
 def joined(content: Any) -> Any:

@@ -109,5 +109,5 @@ def test_an_endless_template_is_stopped_once() -> None:
 def test_opening_a_model_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = ChatTemplate("{{ nobody.knows }}")
     assert "capabilities" not in vars(chat)
-    given = {"_render", "_sorts_parts", "_is_endless", "needs_trimmed"}
+    given = {"_render", "_sorts_parts", "_is_endless", "_roles_with_parts", "needs_trimmed"}
     assert vars(chat.capabilities).keys() == given

@@ -161,6 +161,59 @@ def test_texts_become_parts_for_templates_that_take_parts_only() -> None:
     assert render(PARTS_ONLY, SYSTEM, USER) == "<Be brief.><Hi>"
 
 
+PARTS_OF_USERS = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'user' and m.content is not string %}"
+    "{% for p in m.content %}{{ p.text }}{% endfor %}{% else %}OTHERS{% endif %}{% endfor %}"
+)
+CONTENTS = (
+    ("{{ m.content }}", "a\nb"),
+    ("{{ m.content | tojson }}", '"a\\nb"'),
+    ("{{ m.content if m.content is string else m.content[0].text }}", "a\nb"),
+    ("{% for p in m.content if p is string %}{{ p }}{% endfor %}", "a\nb"),
+    (
+        "{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{{ p.text }};{% endfor %}{% endif %}",
+        "a;b;",
+    ),
+)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+@pytest.mark.parametrize(("others", "printed"), CONTENTS)
+def test_parts_are_one_text_where_the_template_takes_only_those_of_users(
+    role: str, others: str, printed: str
+) -> None:
+    source = PARTS_OF_USERS.replace("OTHERS", others)
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    conversations: Mapping[str, Sequence[Mapping[str, Any]]] = {
+        "system": [{**SYSTEM, "content": content}, USER],
+        "assistant": [USER, {**REPLY, "content": content}, USER],
+        "tool": [*called("{}")[:2], {**called("{}")[2], "content": content}],
+    }
+    assert f"[{role}]{printed}" in render(source, *conversations[role])
+    assert "[user]ab" in render(source, {**USER, "content": content})
+
+
+def test_parts_beside_calls_are_one_text_where_only_other_parts_are_printed() -> None:
+    others = (
+        "{% if m.tool_calls or m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+    )
+    source = PARTS_OF_USERS.replace("OTHERS", others)
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert "[assistant]a\nb[tool]r" in render(source, *called("{}", content=content))
+
+
+def test_parts_that_are_joined_to_a_result_are_one_text() -> None:
+    source = PARTS_OF_USERS.replace("OTHERS", "{{ m.content }}").replace(
+        "[{{ m.role }}]",
+        "{% if loop.previtem is defined and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('alternate') }}{% endif %}[{{ m.role }}]",
+    )
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(source, *called("{}"), {**USER, "content": content}).endswith("[tool]r\na\nb")
+
+
 # --- reasoning ---
 
 
