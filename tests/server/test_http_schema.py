@@ -141,7 +141,7 @@ def test_invalid_values(fields: dict[str, object], message: str) -> None:
     ("raw", "message"),
     [
         (b"", "not JSON: line 1, column 1: Expecting value"),
-        (b'{"prompt": "a",\n}', "line 2, column 1"),
+        (b'{"prompt": "a"\n}}', "line 2, column 2"),
         (b'{"prompt": "a"} x', "Extra data"),
         (b"[1]", r"must be a JSON object, found \[1\]"),
         (b"null", "must be a JSON object, found null"),
