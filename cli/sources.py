@@ -90,7 +90,7 @@ def from_file(
         all_flags: the flags of all commands. Keys outside of tables are for those that have them.
 
     Raises:
-        RequestError: the file cannot be read, has an unknown key, or a value in place of a table.
+        RequestError: the file cannot be read, has an unknown key or table, or a value for a table.
     """
     import tomllib  # noqa: PLC0415 - only a config file needs it
 
@@ -109,6 +109,11 @@ def from_file(
         known = {flag for flags_of_one in all_flags().values() for flag in flags_of_one}
         of_others = [key for key in of_others if _flag(key) in known]
     shared = {key: value for key, value in shared.items() if key not in of_others}
+    for key, value in shared.items():
+        if isinstance(value, dict) and _flag(key) not in flags:
+            near = difflib.get_close_matches(key, commands, n=1)
+            hint = f"did you mean [{near[0]}]?" if near else "tables are named as commands are"
+            raise RequestError(f"{path}: [{key}]: unknown table; {hint}")
     return (
         list(_from_table(f"{path}: [{command}] ", own, flags)),
         list(_from_table(f"{path}: ", shared, flags)),
