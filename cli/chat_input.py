@@ -5,6 +5,7 @@ Knows no model and no command. Tested by tests/cli/test_chat_input.py.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ def _history(path: Path) -> History:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     except OSError:
         return InMemoryHistory()
     return FileHistory(str(path))

@@ -53,7 +53,9 @@ def test_a_full_disk_is_a_one_line_error(model: Path) -> None:
 def test_chat_works_without_a_history_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert isinstance(_history(tmp_path / "file" / "history"), InMemoryHistory)
-    assert isinstance(_history(tmp_path / "folder" / "history"), FileHistory)
+    history = tmp_path / "folder" / "history"
+    assert isinstance(_history(history), FileHistory)
+    assert history.stat().st_mode & 0o777 == 0o600  # questions are private
 
 
 def test_text_that_the_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
