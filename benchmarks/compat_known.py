@@ -28,7 +28,7 @@ KNOWN: Final[tuple[Known, ...]] = (
         ),
     ),
     Known(
-        "what is ignored there is refused: unknown adapters, slots, roles and fields, "
+        "what is ignored there is refused: unknown adapters, slots and roles, "
         "`echo`, chats without messages, texts that are missing",
         (
             *("tokens/nothing to tokenize", "slots/a wrong slot", "adapters/an unknown id"),
