@@ -184,7 +184,10 @@ class GluParams(NamedTuple):
 
 
 class RopeParams(NamedTuple):
-    """ROPE: rotary position embedding, with YaRN's parameters (arXiv 2104.09864, 2309.00071)."""
+    """ROPE: rotary position embedding, with YaRN's parameters (arXiv 2104.09864, 2309.00071).
+
+    `whole_pairs`: YaRN's range of pairs begins and ends at whole numbers.
+    """
 
     n_dims: int
     mode: RopeMode
@@ -195,6 +198,7 @@ class RopeParams(NamedTuple):
     attn_factor: float
     beta_fast: float
     beta_slow: float
+    whole_pairs: bool = True
 
 
 class SoftMaxParams(NamedTuple):
