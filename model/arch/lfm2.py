@@ -8,6 +8,7 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor
+from ..hparams import with_windows
 from ..keys import Keys
 from .build import GraphBuild
 from .decoder import QKNorm
@@ -26,7 +27,7 @@ class LFM2(QKNorm):
         super().__init__(keys)
         self.conv = ShortConv(keys.count("shortconv.l_cache", low=2))
         layers = [il for il, layer in enumerate(self.hp.layers) if not layer.n_head_kv]
-        self.hp = without_attention(self.hp, layers)
+        self.hp = with_windows(keys, without_attention(self.hp, layers))
         self.hp = with_states(self.hp, layers, self.conv.sizes(self.hp.n_embd))
 
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:

@@ -18,6 +18,9 @@ from state_models import COMMON, KEYS, MORE, write_state_model
 
 from lamella.base.errors import ModelFileError
 from lamella.kernels.sim import SimDevice
+from lamella.model.arch import open_architecture
+from lamella.model.gguf import open_gguf
+from lamella.model.layer_memory import Kind, Window
 from lamella.model.loader import load_model
 from lamella.model.placement import Placement
 from lamella.sched import DeviceType
@@ -41,6 +44,15 @@ def test_log_probabilities(arch: str, tmp_path: Path) -> None:
 def test_bamba_rotates_heads_or_parts_of_them(n_rot: int, tmp_path: Path) -> None:
     keys = MORE["granitehybrid"] | {"rope.dimension_count": n_rot}
     check("granitehybrid", keys, tmp_path / "tiny.gguf")
+
+
+def test_lfm2_may_have_a_window(tmp_path: Path) -> None:
+    write_state_model("lfm2", tmp_path / "m.gguf", KEYS["lfm2"] | {"attention.sliding_window": 7})
+    with open_gguf(tmp_path / "m.gguf") as file:
+        arch = open_architecture(file)
+    kinds = [(layer.kind, layer.window) for layer in arch.hp.memory]
+    assert kinds == [(Kind.STATE, None), (Kind.WINDOW, Window(7)), (Kind.STATE, None)]
+    assert arch.notes(n_ctx=64) == []
 
 
 def check(arch: str, keys: dict[str, Any], path: Path) -> None:
