@@ -53,7 +53,8 @@ def read_temperature(keys: Keys, hp: HParams) -> Temperature | None:
     scale = keys.number("attention.temperature_scale", 0.0)
     if not scale:
         return None
-    return Temperature(scale, keys.count("rope.scaling.original_context_length", hp.n_ctx_train))
+    n_ctx_orig = keys.count("rope.scaling.original_context_length", hp.n_ctx_train)
+    return Temperature(scale, keys.count("attention.temperature_length", n_ctx_orig))
 
 
 class Architecture(ABC):

@@ -18,6 +18,7 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch import open_architecture
+from lamella.model.arch.base import Temperature
 from lamella.model.arch.deepseek2 import DeepSeek2
 from lamella.model.arch.experts import Gating
 from lamella.model.batch import Batch
@@ -50,6 +51,16 @@ def prompt(path: Path) -> F32Array:
         return runner.prompt(TOKENS, chunk=17)
     finally:
         runner.close()
+
+
+def test_the_length_of_the_temperature(tmp_path: Path) -> None:
+    """Files of Mistral 4 have a key for it. Its default is the original context."""
+    for keys, length in (({}, 8), ({"attention.temperature_length": 16}, 16)):
+        write_latent(tmp_path / "m.gguf", Latent(temperature=0.25), keys=keys)
+        with open_gguf(tmp_path / "m.gguf") as file:
+            arch = open_architecture(file)
+        assert arch.temperature == Temperature(0.25, length)
+        assert arch.notes(n_ctx=64) == []
 
 
 @pytest.mark.parametrize("name", FILES)
