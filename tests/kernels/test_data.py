@@ -9,7 +9,7 @@ import pytest
 import reference_run
 from backends import CPU, CUDA, FLOATS, Backend, each_backend
 from cuda_grid import needs_compiler
-from reference_run import DECODED, each_type, ids, leaf, normal
+from reference_run import DECODED, each_type, ids, leaf, normal, values_of
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
@@ -95,6 +95,24 @@ def test_set_rows_encodes(on: Backend, type: GGMLType, index: GGMLType) -> None:
         return ops.set_rows(leaf(normal(6, 96), type), leaf(b), ids([4, 0, 5], index))
 
     on.assert_same(make)
+
+
+@each_type_on([t for t in CPU_WRITTEN if t is not I32], CUDA_WRITTEN)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_set_rows_of_special_numbers(on: Backend, type: GGMLType, bad: float) -> None:
+    """A model's fault shows: a cache does not make it a number."""
+    b = normal(4, 96, seed=1)
+    b[range(3), [0, 39, 95]] = bad
+    node, expected = (
+        ops.set_rows(leaf(normal(4, 96), type), leaf(b), ids(range(4))) for _ in range(2)
+    )
+    on.compute(node)
+    with np.errstate(invalid="ignore"):
+        found = values_of(node)[0, 0]
+        np.testing.assert_array_equal(found, reference_run.run(expected)[0, 0])
+    is_bad = ~np.isfinite(found).all(axis=-1)
+    hides = type is GGMLType.IQ4_NL and np.isnan(bad)  # as in ggml
+    assert is_bad.tolist() == [not hides] * 3 + [False]
 
 
 @each_backend

@@ -11,10 +11,19 @@ DEVICE float warp_min(float v) { return -warp_max(-v); }
 
 DEVICE void store_f16(u8 *at, float v) { *reinterpret_cast<u16 *>(at) = f32_to_f16(v); }
 
-// The value furthest from 0, with its sign; the first one if there are several.
+// |v| as bits: NaN is larger than all numbers.
+DEVICE u32 distance_of(float v) { return as_bits(v) & 0x7fffffff; }
+
+// The largest |v| of the lanes as bits; a NaN's if there is one.
+DEVICE u32 warp_distance(float v) {
+    u32 most = distance_of(v);
+    for (int mask = WARP / 2; mask > 0; mask /= 2) most = larger(most, shfl_xor(most, mask));
+    return most;
+}
+
+// The value furthest from 0, with its sign; the first one if there are several. NaN if there is one.
 DEVICE float furthest(float v) {
-    float a = fabsf(v);
-    u32 best = ballot(a == warp_max(a));
+    u32 best = ballot(distance_of(v) == warp_distance(v));
     return shfl(v, popcount(~best & (best - 1)) % WARP);  // the zeros below the lowest one
 }
 
@@ -25,12 +34,12 @@ DEVICE void store_nibbles(u8 *qs, int q) {
 }
 
 DEVICE void store_fifth_bits(u8 *qh, int q) {
-    u32 bits = ballot(q >> 4);
+    u32 bits = ballot((q & 16) != 0);
     if (lane_id() < 4) qh[lane_id()] = static_cast<u8>(bits >> (8 * lane_id()));
 }
 
 DEVICE void encode_q8_0(u8 *block, float v) {
-    float d = warp_max(fabsf(v)) / 127.0f;
+    float d = as_float(warp_distance(v)) / 127.0f;
     float x = v * inverse_of(d), a = fabsf(x), whole = floorf(a);
     whole += floorf(2.0f * (a - whole));  // halves away from 0
     if (lane_id() == 0) store_f16(block, d);
@@ -47,10 +56,13 @@ template <int HALF> DEVICE void encode_symmetric(u8 *block, float v) {
     store_nibbles(block + (has_fifth ? 6 : 2), q);
 }
 
-// Q4_1 and Q5_1: LARGEST steps from the smallest value to the largest.
+// Q4_1 and Q5_1: LARGEST steps from the smallest value to the largest. Both scales become NaN if a
+// value is.
 template <int LARGEST> DEVICE void encode_range(u8 *block, float v) {
     constexpr bool has_fifth = LARGEST == 31;
-    float least = warp_min(v), d = (warp_max(v) - least) / LARGEST;
+    float least = warp_min(v);
+    if (ballot(v != v)) least = as_float(0x7fffffff);  // NaN
+    float d = (warp_max(v) - least) / LARGEST;
     int q = smaller(static_cast<int>((v - least) * inverse_of(d) + 0.5f), LARGEST);
     if (lane_id() == 0) {
         store_f16(block, d);
