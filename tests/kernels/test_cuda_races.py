@@ -18,6 +18,7 @@ from cuda_cases import supported_cases
 from cuda_grid_compiler import RACES, finds_races
 from cuda_run import run_kernel
 from op_case import rows, weights
+from quantized_run import copied
 from reference_run import ids, leaf, normal
 
 from lamella.base.errors import BackendError
@@ -90,8 +91,15 @@ def products_of_experts(n: int) -> Tensor:
     return ops.mul_mat_id(weights(GGMLType.Q4_K, 6, 7, 512), columns, ids(chosen))
 
 
+def product_off_alignment() -> Tensor:
+    """The last chunk of a batch ends where its stage does; the next batch is in flight."""
+    w = copied(weights(GGMLType.IQ2_XXS, 3, 64 * 256), 14)
+    return ops.mul_mat(w, rows([0], 64 * 256, 1))
+
+
 # with more rounds than stages, partitions or turns: what is used again must be free
 KERNELS: Final[dict[str, Callable[[], Tensor]]] = {
+    "mul_mat_one": product_off_alignment,
     "mul_mat_few": lambda: products(3, k=64 * 256),
     "mul_mat_mma": lambda: products(40),
     "group_by_expert": lambda: products_of_experts(150),

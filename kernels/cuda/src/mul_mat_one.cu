@@ -151,9 +151,12 @@ DEVICE void quantize_column(char *slots, const char *column, i64 k, int n_chunks
 struct Held {
     static constexpr int N = (Type::BYTES + 3) / 4;
     static constexpr int WIDE = Type::BYTES % 16 == 0 ? 16 : Type::BYTES % 8 == 0 ? 8 : 4;
+    // chunks of other sizes begin at multiples of 2 bytes, so they end before the last word
+    static constexpr bool ENDS_BEFORE = Type::BYTES % 4 != 0;
     u32 words[N + 1];
 
-    // ALIGNED: `at` is a multiple of WIDE. Otherwise up to 7 bytes after the chunk are read.
+    // ALIGNED: `at` is a multiple of WIDE. Otherwise up to 4 bytes after the chunk are read, all of
+    // them in its stage.
     template <bool ALIGNED> DEVICE void load(const char *at) {
         words[N] = 0;
         if constexpr (ALIGNED && WIDE == 16) {
@@ -176,7 +179,7 @@ struct Held {
             u32 low = from[0];
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                const u32 high = from[i + 1];
+                const u32 high = i + 1 == N && ENDS_BEFORE ? 0 : from[i + 1];
                 words[i] = byte_perm(low, high, bytes);
                 low = high;
             }
