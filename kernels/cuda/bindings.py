@@ -30,9 +30,10 @@ OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
 NOT_READY: Final = 600
 # After these errors every call fails, also calls that free memory: kernels' faults, broken memory
-# (214) and links (220, 226), a GPU that the system has lost (46, 999), an ended MPS client (810).
+# (214) and links (220, 226), a GPU that the system has lost (46, 999), an ended MPS client (810);
+# and in a forked process (3), whose parent has the memory.
 FATAL: Final = frozenset(
-    {4, 46, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 810, 911, 999}
+    {3, 4, 46, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 810, 911, 999}
 )
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 QUICK_BYTES: Final = 64 << 10  # a copy of so many bytes from the host never waits

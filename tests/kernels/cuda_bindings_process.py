@@ -526,7 +526,8 @@ def freeing_restores_the_current_context() -> None:
 def freeing_after_a_fatal_error_is_no_error() -> None:
     gpu = gpus()[0]
     address, stream = gpu.alloc(8), gpu.stream_new()
-    for code in (214, 226, 700, 719, 721, 999):  # memory, links, kernels' faults, a lost GPU
+    # a forked process, memory, links, kernels' faults, a lost GPU
+    for code in (3, 214, 226, 700, 719, 721, 999):
         with machine(fail=f"cuMemFree={code},cuStreamDestroy={code}"):
             gpu.free(address)
             gpu.stream_free(stream)
