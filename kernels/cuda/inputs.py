@@ -4,8 +4,8 @@ So a step needs no copy of its own: it is one launch. The kernel (src/from_host.
 in use (`Tensor.set_bundle`), for example a few pages of a large page table. Then it writes the
 number of the inputs to pinned memory, so the host knows when it may write the next ones: a step may
 still compute then. It can take some words from the results of the plan's last run instead
-(`Tensor.set_feeding`). All plans of a backend share this memory. Tested by
-tests/kernels/test_cuda_inputs.py.
+(`Tensor.set_feeding`). All plans of a backend share this memory; docs/cuda.md says what orders its
+reads and writes. Tested by tests/kernels/test_cuda_inputs.py.
 """
 
 from __future__ import annotations

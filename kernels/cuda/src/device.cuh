@@ -77,7 +77,13 @@ DEVICE int dot_s8(u32 a, u32 b, int sum) {
 
 DEVICE int atomic_add(int *at, int v) { return atomicAdd(at, v); }
 DEVICE bool atomic_claim(u64 *at, u64 v) { return atomicCAS(at, 0ull, v) == 0ull; }  // if it was 0
-DEVICE void fence_system() { __threadfence_system(); }
+
+// Write a word that the host may read while the kernel runs. When the host sees it, all that the
+// block's threads did before their last barrier is done, also reads of the host's memory.
+DEVICE void tell_host(i64 *at, i64 v) {
+    __threadfence_system();
+    *static_cast<volatile i64 *>(at) = v;
+}
 
 // --- bits of floats ---
 
@@ -238,8 +244,7 @@ struct Merged {
 DEVICE void fail(const Params &p, i64 value, i64 limit) {
     if (atomic_claim(p.error, static_cast<u64>(p.call))) {
         p.error[1] = static_cast<u64>(value);
-        p.error[2] = static_cast<u64>(limit);
-        fence_system();
+        p.error[2] = static_cast<u64>(limit);  // the host reads it after the kernel's end
     }
 }
 
