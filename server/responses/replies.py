@@ -117,6 +117,7 @@ class ResponsesReplies(Replies):
 
     def failure(self, error: Json, request_id: str) -> Iterator[Json]:
         """See `Replies.failure`."""
+        yield from self._numbered(self._output.end(is_complete=False))
         found = {"code": "server_error", "message": error["error"]["message"]}
         response = self._response("failed", error=found)
         yield from self._numbered([{"type": "response.failed", "response": response}])

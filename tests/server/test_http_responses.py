@@ -179,10 +179,15 @@ def test_a_failure_within_a_stream() -> None:
     context.on_decode = on_decode
     with running(lambda: make_model(context)) as server:
         body = HI | {"stream": True, "max_output_tokens": 100}
-        *_, last = events(server.post("/v1/responses", body))
+        *found, last = events(server.post("/v1/responses", body))
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"]["code"] == "server_error"
+    (item,) = last["response"]["output"]
+    assert item["status"] == "incomplete"
+    texts = [event["delta"] for event in found if event["type"] == "response.output_text.delta"]
+    assert item["content"][0]["text"] == "".join(texts) != ""
+    assert (found[-1]["type"], found[-1]["item"]) == ("response.output_item.done", item)
 
 
 def test_pings_are_events() -> None:
