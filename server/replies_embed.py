@@ -59,8 +59,8 @@ def ollama_reply(blocks: Blocks, *, model: str, n_tokens: int, n_seconds: float)
 
 
 def ollama_vector_reply(blocks: Blocks) -> Iterator[bytes]:
-    """POST /api/embeddings: the vector of the text."""
-    (text,) = _encoded(blocks, is_base64=False)
+    """POST /api/embeddings: the vector of the text; an empty one if there is no text."""
+    text = next(_encoded(blocks, is_base64=False), b"[]")
     yield b'{"embedding": %s}' % text
 
 

@@ -58,6 +58,10 @@ def _inputs(value: object) -> list[Any]:
     return value
 
 
+def _inputs_or_none(value: object) -> list[Any]:
+    return [] if value in ("", []) else _inputs(value)
+
+
 def _text(value: object) -> str:
     match value:
         case str(text) | {"text": str(text)}:
@@ -73,6 +77,9 @@ def _texts(value: object) -> list[Any]:
 
 Inputs = Annotated[
     list[Annotated[Prompt, PlainValidator(_input)]], FailFast(), BeforeValidator(_inputs)
+]
+InputsOrNone = Annotated[
+    list[Annotated[Prompt, PlainValidator(_input)]], FailFast(), BeforeValidator(_inputs_or_none)
 ]
 Text = Annotated[str, PlainValidator(_text)]
 Texts = Annotated[list[Text], FailFast(), BeforeValidator(_texts)]
@@ -169,9 +176,9 @@ class TeiEmbedBody(InputsBody):
 
 
 class OllamaEmbedBody(InputsBody):
-    """POST /api/embed. `options` have no effect."""
+    """POST /api/embed. `options` have no effect. A request without a text loads the model."""
 
-    input: Inputs
+    input: InputsOrNone = Field(default=[])
     truncate: bool = True
     keep_alive: KeepAlive = None
     options: JsonValue = None
@@ -186,16 +193,19 @@ class OllamaEmbedBody(InputsBody):
 
 
 class OllamaPromptBody(InputsBody):
-    """POST /api/embeddings, ollama's older request: one text, whose vector is not normalized."""
+    """POST /api/embeddings, ollama's older request: one text, whose vector is not normalized.
 
-    prompt: str
+    A request without a text loads the model.
+    """
+
+    prompt: str = ""
     truncate: bool = True
     keep_alive: KeepAlive = None
     options: JsonValue = None
 
     @property
     def named(self) -> Named:
-        return Named("prompt", [(self.prompt,)])
+        return Named("prompt", [(self.prompt,)] if self.prompt else [])
 
     @property
     def norm(self) -> int | None:

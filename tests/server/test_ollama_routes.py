@@ -136,6 +136,18 @@ def test_the_size_counts_the_draft_model(tmp_path: Path) -> None:
         assert running_model(instance)["size"] == sum(instance.buffer_bytes().values())
 
 
+def test_a_request_without_a_text_for_a_vector_loads_the_model() -> None:
+    with running(make_embedder) as server:
+        bodies: list[dict[str, Any]] = [{}, {"input": None}, {"input": ""}, {"input": []}]
+        for body in bodies:
+            empty = server.ok("/api/embed", model="m", keep_alive=0, **body)
+            assert (empty["embeddings"], empty["prompt_eval_count"]) == ([], 0)
+        for prompt in (None, ""):
+            assert server.ok("/api/embeddings", model="m", prompt=prompt) == {"embedding": []}
+        assert server.post("/api/embed", {"input": [""]}).status == 400
+        assert server.post("/api/embed", {"input": 0}).status == 400
+
+
 def test_vectors() -> None:
     with running(make_embedder) as server:
         one = server.ok("/api/embed", model="m", input="hi", options={"num_ctx": 3}, keep_alive=0)
@@ -150,7 +162,6 @@ def test_vectors() -> None:
         assert len(server.ok("/api/embed", input="hi", dimensions=3)["embeddings"][0]) == 3
         assert len(server.ok("/api/embed", input="hi" * 500)["embeddings"]) == 1  # cut
         assert server.post("/api/embed", {"input": "hi" * 500, "truncate": False}).status == 400
-        assert server.post("/api/embeddings", {}).json == {"error": '"prompt" is missing'}
         assert server.post("/api/chat", {"messages": ASK}).status == 501
         assert server.get("/api/tags").json["models"][0]["name"] == "fake"
 
