@@ -219,7 +219,7 @@ def test_wrong_flags(args: list[str], complaint: str) -> None:
 
 def test_the_program_runs_in_a_process_of_its_own(model: Path) -> None:
     done = subprocess.run(
-        [*LAMELLA, "run", "-m", model, "-p", "a", "-n", "3", "--json"],
+        [*LAMELLA, "run", "-m", model, "-p", "a", "-n", "3", "--ignore-eos", "--json"],
         capture_output=True,
         text=True,
         check=True,
