@@ -56,25 +56,29 @@ def write(folder: Path, name: str, data: bytes) -> None:
 def one_process(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a folder, so that two processes do not compile the same kernels.
 
+    Processes take turns, so that one which compiles again and again does not keep the others out.
     Calls `waiting()` repeatedly while another process has the lock. If the folder cannot be locked,
     no process waits.
     """
+    tries = count()
     with ExitStack() as stack:
         try:
             _make(folder)
-            file = stack.enter_context((folder / "lock").open("a"))
-            for n_tries in count():
-                if _lock(file):
-                    break
-                if n_tries == N_QUIET:
-                    log.warning(
-                        f"waiting for another process, which compiles: {file.name} is locked"
-                    )
-                waiting()
-                sleep(WAIT_SECONDS)
+            with (folder / "turn").open("a") as turn:
+                _wait_for(turn, tries, waiting)
+                lock = stack.enter_context((folder / "lock").open("a"))
+                _wait_for(lock, tries, waiting)
         except (OSError, ImportError):
             pass  # a read-only folder, or a disk or a system without locks
         yield
+
+
+def _wait_for(file: IO[str], tries: Iterator[int], waiting: Callable[[], None]) -> None:
+    while not _lock(file):
+        if next(tries) == N_QUIET:
+            log.warning(f"waiting for another process, which compiles: {file.name} is locked")
+        waiting()
+        sleep(WAIT_SECONDS)
 
 
 def mark_used(folder: Path) -> None:

@@ -106,9 +106,31 @@ def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
     assert sorted(f.name for f in folder.iterdir()) == [
         "lock",
         *(f"{n}.o" for n in NAMES),
+        "turn",
     ]
     # later ones compile nothing
     assert finish(start(tmp_path))["progress"] == []
+
+
+def test_a_process_that_compiles_again_and_again_lets_others_have_their_turn(
+    tmp_path: Path,
+) -> None:
+    waits, is_done = threading.Event(), threading.Event()
+    n_rounds = 0
+
+    def compile_often() -> None:
+        nonlocal n_rounds
+        while not is_done.is_set() and n_rounds < 100:
+            with disk_cache.one_process(tmp_path, lambda: None):
+                n_rounds += waits.is_set()
+                time.sleep(0.01)
+
+    other = threading.Thread(target=compile_often)
+    other.start()
+    with disk_cache.one_process(tmp_path, waits.set):
+        is_done.set()
+    other.join()
+    assert n_rounds <= disk_cache.WAIT_SECONDS / 0.01 + 5
 
 
 def test_a_temporary_folder_replaces_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
@@ -197,7 +219,7 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     k = declare("test_no_space")
     assert load(k) == ["test_no_space"]
     assert call(k, 1) == 6
-    assert [file.name for file in folder.iterdir()] == ["lock"]
+    assert sorted(file.name for file in folder.iterdir()) == ["lock", "turn"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
