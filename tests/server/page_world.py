@@ -25,6 +25,51 @@ window.fetch = (url, options) => {
 };
 """
 
+# what another tab does
+REMOVE_ELSEWHERE: Final = """
+import("/ui/store.js").then(async (store) => {
+  for (const { id } of await store.list()) await store.remove(id);
+  new BroadcastChannel("lamella").postMessage("changed");
+  arguments[0]();
+});
+"""
+REMOVE_QUESTION_ELSEWHERE: Final = """
+Promise.all([import("/ui/store.js"), import("/ui/tree.js")]).then(async ([store, tree]) => {
+  const [{ id }] = await store.list();
+  const conversation = await store.load(id);
+  const messages = Object.values(conversation.messages);
+  const found = messages.find(({ content }) => content === "endless text");
+  if (found) {
+    tree.removeMessage(conversation, found);
+    await store.save(conversation);
+  }
+  arguments[0](Boolean(found));
+});
+"""
+ASK_ELSEWHERE: Final = """
+Promise.all([import("/ui/store.js"), import("/ui/tree.js")]).then(async ([store, tree]) => {
+  const [{ id }] = await store.list();
+  const conversation = await store.load(id);
+  conversation.title = "renamed";
+  tree.touch?.(conversation, "title");
+  const question = tree.addMessage(conversation, conversation.leaf, "user", { content: "there" });
+  tree.addMessage(conversation, question.id, "assistant", { content: "an answer", finish: "stop" });
+  await store.save(conversation);
+  arguments[0]();
+});
+"""
+READ_AGAIN: Final = """
+new BroadcastChannel("lamella").postMessage("changed");
+setTimeout(arguments[0], 200);
+"""
+# the title and all texts that are stored
+ALL_TEXTS: Final = """
+import("/ui/store.js").then(async (store) => {
+  const [{ title, messages }] = await store.all();
+  arguments[0]([title, ...Object.values(messages).map(({ content }) => content)].sort());
+});
+"""
+
 
 @contextmanager
 def served(

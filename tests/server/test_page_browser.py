@@ -11,7 +11,20 @@ import pytest
 from http_world import RunningServer
 from page_browser import CONTROL, ENTER, ESCAPE, SHIFT, TAB, Browser, open_browser
 from page_script import SCRIPTS, play, prompts
-from page_world import SIZES, SPY, Chat, choose, put, served, set_size
+from page_world import (
+    ALL_TEXTS,
+    ASK_ELSEWHERE,
+    READ_AGAIN,
+    REMOVE_ELSEWHERE,
+    REMOVE_QUESTION_ELSEWHERE,
+    SIZES,
+    SPY,
+    Chat,
+    choose,
+    put,
+    served,
+    set_size,
+)
 from tools_world import WEATHER
 
 from lamella.server.config import ServerConfig
@@ -273,15 +286,6 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(chat:
     assert chat.titles() == []
 
 
-REMOVE_ELSEWHERE: Final = """
-import("/ui/store.js").then(async (store) => {
-  for (const { id } of await store.list()) await store.remove(id);
-  new BroadcastChannel("lamella").postMessage("changed");
-  arguments[0]();
-});
-"""
-
-
 def test_a_conversation_that_another_tab_deletes_stays_deleted(chat: Chat) -> None:
     browser = chat.browser
     chat.type("endless text")
@@ -296,21 +300,6 @@ def test_a_conversation_that_another_tab_deletes_stays_deleted(chat: Chat) -> No
     browser.wait("document.getElementById('announcer').textContent.includes('complete')")
     chat.open(fresh=False).ready()
     assert chat.titles() == []
-
-
-REMOVE_QUESTION_ELSEWHERE: Final = """
-Promise.all([import("/ui/store.js"), import("/ui/tree.js")]).then(async ([store, tree]) => {
-  const [{ id }] = await store.list();
-  const conversation = await store.load(id);
-  const messages = Object.values(conversation.messages);
-  const found = messages.find(({ content }) => content === "endless text");
-  if (found) {
-    tree.removeMessage(conversation, found);
-    await store.save(conversation);
-  }
-  arguments[0](Boolean(found));
-});
-"""
 
 
 def test_a_question_that_another_tab_deletes_stays_deleted(chat: Chat) -> None:
@@ -329,26 +318,6 @@ def test_a_question_that_another_tab_deletes_stays_deleted(chat: Chat) -> None:
     assert browser.driver.execute_async_script(ALL_TEXTS) == sorted(texts)
 
 
-ASK_ELSEWHERE: Final = """
-Promise.all([import("/ui/store.js"), import("/ui/tree.js")]).then(async ([store, tree]) => {
-  const [{ id }] = await store.list();
-  const conversation = await store.load(id);
-  conversation.title = "renamed";
-  tree.touch?.(conversation, "title");
-  const question = tree.addMessage(conversation, conversation.leaf, "user", { content: "there" });
-  tree.addMessage(conversation, question.id, "assistant", { content: "an answer", finish: "stop" });
-  await store.save(conversation);
-  arguments[0]();
-});
-"""
-ALL_TEXTS: Final = """
-import("/ui/store.js").then(async (store) => {
-  const [{ title, messages }] = await store.all();
-  arguments[0]([title, ...Object.values(messages).map(({ content }) => content)].sort());
-});
-"""
-
-
 def test_two_tabs_may_go_on_with_one_conversation(chat: Chat) -> None:
     browser = chat.browser
     chat.ask("short text")
@@ -363,12 +332,6 @@ def test_two_tabs_may_go_on_with_one_conversation(chat: Chat) -> None:
     texts = [SCRIPTS["short"], "an answer", "renamed", "short text", "there"]
     assert browser.driver.execute_async_script(ALL_TEXTS) == sorted(texts)
     assert chat.titles() == ["renamed"]
-
-
-READ_AGAIN: Final = """
-new BroadcastChannel("lamella").postMessage("changed");
-setTimeout(arguments[0], 200);
-"""
 
 
 def test_a_title_is_changed_while_the_list_is_read_again(chat: Chat) -> None:
