@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from lamella.model.arch import ARCHITECTURES
-from lamella.model.arch.gpt_oss import GptOss
 from lamella.model.gguf import open_gguf
 
 F64Array = npt.NDArray[np.float64]
@@ -26,8 +24,6 @@ FOLDER = Path(os.environ.get("LAMELLA_TEST_ARCHS", SHARED / "golden" / "arch"))
 
 LIMIT = 1e-4
 NEAR = 0.01  # the two best logits may change places if they are so close
-# their results are those of YaRN's range in whole pairs, which released models do not have
-IN_WHOLE_PAIRS = ("tiny-gpt-oss", "tiny-gpt-oss-f32")
 # experts in MXFP4: the compiled kernels round activations
 LIMITS = {"tiny-gpt-oss": 2e-3}
 NEAR_ROUNDED = 0.05
@@ -51,12 +47,6 @@ def cases_of(path: Path) -> list[dict[str, Any]]:
 FILES = sorted(FOLDER.glob("*.gguf"))
 GOLDENS = {path.stem: path for path in FILES if is_known(path, "next_token_logprobs")}
 EMBEDDINGS = {path.stem: path for path in FILES if is_known(path, "embedding")}
-
-
-def with_golden_range(name: str, patch: pytest.MonkeyPatch) -> None:
-    """Give an architecture the YaRN range of its golden model's results."""
-    if name in IN_WHOLE_PAIRS:
-        patch.setattr(GptOss, "whole_pairs", True)
 
 
 def check_case(name: str, case: dict[str, Any], logits: npt.NDArray[np.float32]) -> None:

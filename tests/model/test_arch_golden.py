@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arch_goldens import FOLDER, GOLDENS, cases_of, check_case, with_golden_range
+from arch_goldens import FOLDER, GOLDENS, cases_of, check_case
 from arch_run import Runner
 from matrix import first
 
@@ -50,8 +50,7 @@ def test_golden_models_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", first(5, GOLDENS))
-def test_log_probabilities(name: str, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_golden_range(name, monkeypatch)
+def test_log_probabilities(name: str, opened: Open) -> None:
     for case in cases_of(GOLDENS[name]):
         tokens = case["prompt_tokens"]
         runner = opened(GOLDENS[name], 0, case.get("n_ctx", len(tokens)))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from state_models import write_state_model
 from tiny_models import LINEAR, N_VOCAB, TINY, YARN, Tiny, write_model
 
 from lamella.base.errors import ModelFileError, UnsupportedModelError
-from lamella.graph import GGMLType, RopeMode, Tensor, ops
-from lamella.kernels.plan.node_params import rope_params
+from lamella.graph import RopeMode
 from lamella.model.arch import open_architecture
 from lamella.model.arch.glm4 import GLM4
 from lamella.model.gguf import open_gguf
@@ -136,29 +134,6 @@ def test_yarn_scales_queries_and_keys(
     rope = {**YARN, **{f"scaling.{key}": value for key, value in keys.items()}}
     found = rope_of(written(tmp_path, replace(TINY["llama"], rope=rope)))
     assert found.attn_factor * M == pytest.approx(multiplied)
-
-
-def test_yarn_of_gpt_oss_is_not_rounded_to_whole_pairs(tmp_path: Path) -> None:
-    """The range of gpt-oss 20B by openai/gpt-oss (torch/model.py), which llama.cpp rounds."""
-    keys = {
-        "block_count": 2,
-        "attention.head_count": 4,
-        "attention.key_length": 64,
-        "attention.value_length": 64,
-        "attention.sliding_window": 8,
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "rope.freq_base": 150000.0,
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": 32.0,
-        "rope.scaling.original_context_length": 4096,
-    }
-    write_state_model("gpt-oss", tmp_path / "m.gguf", keys)
-    rope = rope_of(hparams(tmp_path / "m.gguf"))
-    x, pos = Tensor(GGMLType.F32, (64, 1, 1)), Tensor(GGMLType.I32, (1,))
-    *_, low, high, _ = rope_params(ops.rope(x, pos, **asdict(rope)))
-    pairs = [32 * math.log(4096 / (n * 2 * math.pi)) / math.log(150000.0) for n in (32, 1)]
-    assert [low, high] == pytest.approx(pairs)
 
 
 def test_yarn_without_extrapolation(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 import pytest
-from arch_goldens import GOLDENS, LIMITS, cases_of, check_case, with_golden_range
+from arch_goldens import GOLDENS, LIMITS, cases_of, check_case
 
 from lamella.graph import GGMLType
 from lamella.kernels.cpu import CpuDevice
@@ -71,10 +71,7 @@ def logits_of(context: Context, seq: KVSequence, tokens: list[int]) -> F32Array:
 
 
 @pytest.mark.parametrize("name", GOLDENS)
-def test_log_probabilities_and_greedy_tokens(
-    name: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_golden_range(name, monkeypatch)
+def test_log_probabilities_and_greedy_tokens(name: str, pytestconfig: pytest.Config) -> None:
     cases = cases_of(GOLDENS[name])  # --full: also the shorter prompts
     for case in cases if pytestconfig.getoption("--full") else cases[-1:]:
         tokens, wanted = case["prompt_tokens"], case["greedy_tokens"]
