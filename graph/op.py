@@ -184,10 +184,7 @@ class GluParams(NamedTuple):
 
 
 class RopeParams(NamedTuple):
-    """ROPE: rotary position embedding, with YaRN's parameters (arXiv 2104.09864, 2309.00071).
-
-    `whole_pairs`: YaRN's range of pairs begins and ends at whole numbers.
-    """
+    """ROPE: rotary position embedding, with YaRN's parameters (arXiv 2104.09864, 2309.00071)."""
 
     n_dims: int
     mode: RopeMode
@@ -198,7 +195,6 @@ class RopeParams(NamedTuple):
     attn_factor: float
     beta_fast: float
     beta_slow: float
-    whole_pairs: bool = True
 
 
 class SoftMaxParams(NamedTuple):

@@ -28,8 +28,7 @@ class Rope:
     """The arguments of `ops.rope` that map positions to angles.
 
     `ext_factor` is 1 for YaRN (arXiv 2309.00071) and 0 otherwise; `freq_scale` is 1 / factor. Only
-    the first `n_dims` elements of a head are rotated. `whole_pairs`: YaRN's range of pairs begins
-    and ends at whole numbers.
+    the first `n_dims` elements of a head are rotated.
     """
 
     n_dims: int
@@ -40,7 +39,6 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
-    whole_pairs: bool = True
 
     def plain(self) -> Rope:
         """Return the same rotation without scaling to a longer context."""

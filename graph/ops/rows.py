@@ -78,13 +78,11 @@ def rope(
     attn_factor: float = 1.0,
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
-    whole_pairs: bool = True,
 ) -> Tensor:
     """Rotate the first `n_dims` elements of each head by its token's position (arXiv 2104.09864).
 
     Linear scaling is freq_scale = 1 / factor. YaRN is ext_factor > 0 (arXiv 2309.00071). llama3's
-    scaling is `freq_factors`: each pair's frequency is divided by its factor. The other arguments
-    are those of `RopeParams`.
+    scaling is `freq_factors`: each pair's frequency is divided by its factor.
 
     Args:
         a: F32 or F16 [head_dim, n_head, n_tokens, n].
@@ -118,7 +116,6 @@ def rope(
         float(attn_factor),
         float(beta_fast),
         float(beta_slow),
-        whole_pairs,
     )
     return Tensor(a.type, a.ne, op=Op.ROPE, params=params, src=src)
 

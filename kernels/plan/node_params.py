@@ -128,9 +128,7 @@ def _yarn_range(p: RopeParams) -> tuple[float, float]:
         turns = p.n_ctx_orig / (n_rot * 2 * math.pi)
         return p.n_dims * math.log(turns) / (2 * math.log(p.freq_base))
 
-    low, high = pair_that_turns(p.beta_fast), pair_that_turns(p.beta_slow)
-    if p.whole_pairs:
-        low, high = math.floor(low), math.ceil(high)
+    low, high = math.floor(pair_that_turns(p.beta_fast)), math.ceil(pair_that_turns(p.beta_slow))
     return float(max(0, low)), float(min(p.n_dims - 1, high))
 
 

@@ -152,10 +152,8 @@ def _yarn(p: RopeParams, theta: F64Array) -> tuple[F64Array, float]:
     interpolated = p.freq_scale * theta
     if p.ext_factor == 0:
         return interpolated, p.attn_factor
-    low, high = _corr_dim(p, p.beta_fast), _corr_dim(p, p.beta_slow)
-    if p.whole_pairs:
-        low, high = np.floor(low), np.ceil(high)
-    low, high = max(0.0, low), min(p.n_dims - 1.0, high)
+    low = max(0.0, np.floor(_corr_dim(p, p.beta_fast)))
+    high = min(p.n_dims - 1.0, np.ceil(_corr_dim(p, p.beta_slow)))
     ramp = (np.arange(p.n_dims // 2) - low) / max(0.001, high - low)
     mix = (1 - np.clip(ramp, 0, 1)) * p.ext_factor
     scale = p.attn_factor * (1 - 0.1 * np.log(np.float64(p.freq_scale)))

@@ -203,7 +203,6 @@ class LayerBuild:
             attn_factor=rope.attn_factor,
             beta_fast=rope.beta_fast,
             beta_slow=rope.beta_slow,
-            whole_pairs=rope.whole_pairs,
         )
         return self.named(y, name)
 

@@ -21,5 +21,4 @@ CASES: dict[str, dict[str, Any]] = {
     "yarn, no pair is slow": {**YARN, "freq_base": 10.0, "beta_fast": 256.0},
     "yarn, no pair is fast": {**YARN, "n_ctx_orig": 100},
     "yarn, betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "n_ctx_orig": 32768},
-    "yarn, parts of pairs": {**YARN, "whole_pairs": False},
 }

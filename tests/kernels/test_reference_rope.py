@@ -45,16 +45,13 @@ def rotation(
     n_ctx_orig: int = 0,
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
-    whole_pairs: bool = True,
 ) -> complex:
     """The complex number that multiplies pair i of a token at `pos`."""
     extrapolated = pos / freq_base ** (2 * i / n_dims) / factor
     theta = freq_scale * extrapolated
     if ext_factor != 0:
-        start = turns_until(n_dims, n_ctx_orig, beta_fast, freq_base)
-        end = turns_until(n_dims, n_ctx_orig, beta_slow, freq_base)
-        if whole_pairs:
-            start, end = math.floor(start), math.ceil(end)
+        start = math.floor(turns_until(n_dims, n_ctx_orig, beta_fast, freq_base))
+        end = math.ceil(turns_until(n_dims, n_ctx_orig, beta_slow, freq_base))
         start, end = max(0, start), min(n_dims - 1, end)
         y = (i - start) / max(0.001, end - start)
         mix = (1 - min(1, max(0, y))) * ext_factor
