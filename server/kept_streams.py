@@ -221,9 +221,7 @@ class KeptStreams:
                 stream.reserved.take(N_BYTES_MAX, *held)
                 return leaving
             except OverloadedError:
-                more = list(
-                    islice(ended, 1 + len(leaving))
-                )  # twice as many, so there are few tries
+                more = list(islice(ended, 1 + len(leaving)))  # twice as many: few tries
                 if not more:
                     raise
                 leaving += more
